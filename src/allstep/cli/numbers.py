@@ -6,7 +6,7 @@ bounds are those of a config (`data.workers`), far above what is useful.
 
 from collections.abc import Callable
 
-from allstep.machine import MOST_TASKS as MOST
+from allstep.machine import MAX_TASKS as MOST
 
 __all__ = ["MOST", "between"]
 

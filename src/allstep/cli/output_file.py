@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from allstep.errors import ConfigError
-from allstep.files.whole import replace_file
+from allstep.files.atomic import replace_file
 
 STDOUT = "-"
 _STARTS = {

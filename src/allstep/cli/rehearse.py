@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allstep.console.escape import print_line, print_notice
-from allstep.files.whole import replace_file
+from allstep.files.atomic import replace_file
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allstep.console.escape import print_line
-from allstep.files.whole import replace_file
+from allstep.files.atomic import replace_file
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:

@@ -365,7 +365,7 @@ def test_version_and_check_build() -> None:
         (["-np", "2", "--ssh-port", "70000", "true"], "--ssh-port 70000"),
         (
             ["-np", "2", "--host-discovery-script", "echo why >&2; exit 3", "true"],
-            "it ended with 3 and said 'why'",
+            "exit code 3, standard error 'why'",
         ),
         (
             ["-np", "2", "--host-discovery-script", "echo localhost", "true"],

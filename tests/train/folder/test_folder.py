@@ -16,7 +16,7 @@ import pytest
 
 import allstep
 from allstep.errors import ConfigError
-from allstep.files.whole import create_file
+from allstep.files.atomic import create_file
 from allstep.train import read_config
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder import lock as holding

@@ -24,9 +24,9 @@ from allstep.data.packing.plan import Plan
 from allstep.data.sources.index import index_places
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError
+from allstep.files.atomic import PART
 from allstep.files.bounded import check_regular
 from allstep.files.lock import try_lock
-from allstep.files.whole import PART
 
 NAME = "pack.jsonl"
 CLASSES, QUARANTINE = BESIDE = ("classes.txt", "quarantine.jsonl")

@@ -37,7 +37,7 @@ from allstep.data.packing.source import with_all_features
 from allstep.data.sources.labels import check_class_names
 from allstep.data.sources.source import BadSample, Source
 from allstep.errors import DataError
-from allstep.files.whole import write_whole
+from allstep.files.atomic import write_atomic
 
 _CHUNK_NBYTES = 1 << 20
 _MOST_IN_CHUNK = 64
@@ -238,7 +238,7 @@ def _write_shard(
 ) -> Done:
     form, path = FORMS[plan.options.to], folder / plan.file(shard)
     num_samples, bad = 0, []
-    with write_whole(path, sync=True) as file:
+    with write_atomic(path, sync=True) as file:
         for chunk in of_shard:
             file.writelines(chunk.records)
             num_samples += len(chunk.records)
@@ -265,5 +265,5 @@ def _finish(journal: Journal, source: Source, before: int) -> Outcome:
 
 
 def _write_beside(path: Path, lines: Iterable[str]) -> None:
-    with write_whole(path, sync=True) as file:
+    with write_atomic(path, sync=True) as file:
         file.write("".join(lines).encode())

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from allstep.wire import Client, Server, client, new_token
-from allstep.wire.strangers import GRACE_SECONDS, Strangers
+from allstep.wire.unauthenticated import GRACE_SECONDS, Unauthenticated
 from support.ranks import wait_until
 
 TOKEN = new_token()
@@ -45,7 +45,7 @@ def num_open(strangers: list[socket.socket]) -> int:
 
 @pytest.mark.usefixtures("processes")
 def test_of_80_silent_connections_the_last_64_stay_and_ranks_come_and_work() -> None:
-    with Server(TOKEN, stranger_seconds=600) as server:
+    with Server(TOKEN, auth_seconds=600) as server:
         joined = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
         with silent_connections(server.port, 80) as strangers:
             wait_until(lambda: num_open(strangers) == 64, 60, "the end of the 16 oldest")
@@ -72,7 +72,7 @@ def test_of_80_silent_connections_the_last_64_stay_and_ranks_come_and_work() -> 
     ids=["silent", "half a length", "half a frame"],
 )
 def test_a_stranger_is_closed_when_its_time_is_up(sent: bytes) -> None:
-    with Server(TOKEN, stranger_seconds=0.3) as server:
+    with Server(TOKEN, auth_seconds=0.3) as server:
         joined = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
         with silent_connections(server.port, 1) as [stranger]:
             started = time.monotonic()
@@ -92,9 +92,9 @@ import ctypes, resource, sys, time
 ctypes.CDLL("libgcc_s.so.1")  # a thread that ends loads it, for which no descriptor would be left
 from allstep.wire import Client, Server
 
-server = Server(sys.argv[1], stranger_seconds=600)
+server = Server(sys.argv[1], auth_seconds=600)
 joined = Client([("127.0.0.1", server.port)], sys.argv[1])
-# Room for 20 more descriptors: 80 strangers do not fit, and the limit of 64 strangers does not help.
+# Room for 20 more descriptors: 80 strangers do not fit, and the limit of 64 does not help.
 last = joined._socket().fileno()
 resource.setrlimit(resource.RLIMIT_NOFILE, (last + 21, last + 21))
 print(server.port, flush=True)
@@ -142,7 +142,7 @@ def test_a_slow_client_that_had_to_make_room_connects_again(
         introduce(*arguments)
 
     monkeypatch.setattr(client, "introduce", slow)
-    with Server(TOKEN, stranger_seconds=600, max_strangers=1) as server:
+    with Server(TOKEN, auth_seconds=600, max_unauthenticated=1) as server:
         slow = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
         slow.set("k", b"v")
         slow.close()
@@ -150,7 +150,7 @@ def test_a_slow_client_that_had_to_make_room_connects_again(
 
 
 def test_who_makes_room() -> None:
-    strangers: Strangers[str] = Strangers(seconds=5.0, most=2)
+    strangers: Unauthenticated[str] = Unauthenticated(seconds=5.0, max_open=2)
     assert strangers.next_deadline == float("inf")
     assert strangers.replaceable(100.0) is None
     strangers.add("a", 100.0)

@@ -9,7 +9,7 @@ import pytest
 from allstep.wire import Client, KeysLate, Server, new_token
 from allstep.wire import client as client_module
 from allstep.wire.frames import pack, receive_frame, unpack
-from allstep.wire.patience import HOUR, bounded
+from allstep.wire.timeouts import HOUR, bounded
 from support.ranks import wait_until
 
 TOKEN = new_token()
@@ -38,7 +38,7 @@ def ask(client: Client, *fields: bytes) -> list[bytes]:
 def test_a_request_that_waits_for_more_than_24_days(server: Server, seconds: bytes) -> None:
     waiting, other = connect(server), connect(server)
     waiting._socket().sendall(pack([b"get", seconds, b"late"]))
-    # Two turns: in the first one the request is parked, in the second one the thread has waited.
+    # Two turns: in the first one the request is waiting, in the second one the thread has waited.
     other.set("k", b"v")
     other.set("k", b"w")
     assert other.get("k", 30) == b"w"
@@ -58,10 +58,10 @@ def test_a_client_with_a_timeout_of_more_than_24_days(server: Server, timeout: f
     client.close()
 
 
-@pytest.mark.parametrize("word", [b"inf", b"-inf", b"nan", b"1e999", b"soon", b"", b"1" * 5000])
-def test_a_timeout_that_is_no_number_of_seconds_is_refused(server: Server, word: bytes) -> None:
+@pytest.mark.parametrize("text", [b"inf", b"-inf", b"nan", b"1e999", b"soon", b"", b"1" * 5000])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(server: Server, text: bytes) -> None:
     client = connect(server)
-    status, reason = ask(client, b"get", word, b"never")
+    status, reason = ask(client, b"get", text, b"never")
     assert status == b"bad"
     assert b"timeout" in reason or b"float" in reason
     client.set("k", b"v")
@@ -125,7 +125,7 @@ def test_what_goes_wrong_in_a_parked_request_ends_no_other(
 ) -> None:
     unlucky, lucky = connect(server), connect(server)
     unlucky._socket().sendall(pack([b"get", b"60", b"late"]))
-    wait_until(lambda: len(server._parked) == 1, 30, "the parked request")
+    wait_until(lambda: len(server._waiting) == 1, 30, "the waiting request")
     get = server._table.get
 
     def broken(keys: list[bytes]) -> list[bytes]:
@@ -155,7 +155,7 @@ def test_a_thread_that_ends_ends_the_connections_and_is_reported(
         def broken() -> None:
             raise RuntimeError("broken on purpose")
 
-        monkeypatch.setattr(server, "_turn", broken)
+        monkeypatch.setattr(server, "_run_once", broken)
         with pytest.raises(ConnectionError):
             client.get("never", 60)
         wait_until(lambda: server.failure is not None, 30, "the report")

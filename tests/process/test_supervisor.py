@@ -1,5 +1,5 @@
-"""The leash: the command's exit status is passed on, and nothing outlives the runner, the command
-or the leash."""
+"""The supervisor returns the command's exit status, and no process outlives the runner, the command
+or the supervisor."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def appeared(file: Path) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is not: nobody but its parent sees it."""
+    """A zombie is not: only its parent sees it."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -99,18 +99,18 @@ def test_what_the_command_left_is_killed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def held(processes: None, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A leash that holds a command with a child."""
+    """A supervisor of a command with a child."""
     command = script(tmp_path, [["child", "{run}/pid"], ["wait", "{run}/never"]])
-    words = run_bare("allstep.process.leash", str(tmp_path / "lock"), *command)
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+    arguments = run_bare("allstep.process.supervisor", str(tmp_path / "lock"), *command)
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
-    for file in tmp_path.glob("pid"):  # with the leash killed, nobody else ends this one
+    for file in tmp_path.glob("pid"):  # with the supervisor killed, no other process ends this one
         if is_alive(int(file.read_text())):
             os.kill(int(file.read_text()), signal.SIGKILL)
 
 
-def test_a_killed_leash_takes_its_command_along(
+def test_a_killed_supervisor_takes_its_command_along(
     tmp_path: Path, held: subprocess.Popen[bytes]
 ) -> None:
     appeared(tmp_path / "pid")

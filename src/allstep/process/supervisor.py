@@ -1,19 +1,19 @@
-"""A program that runs a command on a leash: whoever started it holds the other end, and nothing
-outlives that.
+"""A program that runs a command and kills it, with all its descendants, when its runner ends.
 
-    runner ══ pipe ══> leash ──> command ──> whatever it starts
+    runner ══ pipe (stdin) ══> supervisor ──> command ──> processes that the command starts
 
-    python -I -S ... allstep.process.leash LOCK COMMAND...   (`run_bare`)
+    python -I -S ... allstep.process.supervisor LOCK COMMAND...   (`run_bare`)
 
-The command ends: whatever it left behind is killed, and its exit status is ours (128 + n for signal
-n). The pipe ends, because the runner closed it or was killed itself: everything is killed at once.
-As "subreaper" the leash inherits every orphan below it, so that it finds also those that have a
-session of their own. Should the leash itself be killed, the kernel kills the command.
+When the command ends, the supervisor kills the processes that the command left behind and exits
+with the command's status (128 + n for signal n). When the pipe ends, because the runner closed it
+or was killed, the supervisor kills everything at once. As "subreaper" the supervisor inherits every
+orphan below it, so that it also finds those in a session of their own. If the supervisor itself is
+killed, the kernel kills the command.
 
-LOCK is a file that is locked as long as anything may still run: a second runner's leash waits there
-until the first is through.
+LOCK is a file that stays locked as long as a process of the command may still run: the supervisor
+of a second runner waits for it.
 
-It needs nothing but the standard library and `family`, so that starting it takes 20 ms.
+The module needs only the standard library and `family`, so that it starts in 20 ms.
 """
 
 import fcntl
@@ -26,11 +26,12 @@ from pathlib import Path
 
 from allstep.process.family import adopt_orphans, die_with_parent, kill_children
 
-_LOCK_MILLISECONDS = 20  # between two looks at a lock that is taken
+# Between two tries to take a lock that another process holds.
+_LOCK_MILLISECONDS = 20
 
 
 def main(lock: str, *command: str) -> int:
-    """The exit status of the command."""
+    """Run `command` while holding the file `lock`; return its exit status."""
     adopt_orphans()
     with Path(lock).open("ab") as held:
         if not _take(held.fileno()):
@@ -42,7 +43,7 @@ def main(lock: str, *command: str) -> int:
 
 
 def _take(lock: int) -> bool:
-    """Waits for the lock; False when the runner is gone before that."""
+    """Wait for the lock; return False if the runner ends before."""
     while not _runner_is_gone(0):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,13 +55,17 @@ def _take(lock: int) -> bool:
 
 
 def _runner_is_gone(milliseconds: int) -> bool:
-    """The runner never writes: whatever comes from the pipe is its end."""
+    """Wait for the end of the runner, at most `milliseconds`; return whether it has ended.
+
+    The runner never writes to the pipe, so any event there is its end.
+    """
     poll = select.poll()
     poll.register(0, select.POLLIN | select.POLLHUP)
     return bool(poll.poll(milliseconds))
 
 
 def _run(command: tuple[str, ...]) -> int:
+    """Run the command until it or the runner ends; return the exit status."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.files.whole import clear_left, create_file, replace_file, write_whole
+from allstep.files.atomic import create_file, remove_leftovers, replace_file, write_atomic
 
 
 def test_the_file_is_replaced(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     def half() -> None:
-        with write_whole(tmp_path / "file") as file:
+        with write_atomic(tmp_path / "file") as file:
             file.write(b"half")
             assert os.listdir(tmp_path) == [".file.part"]
             raise ValueError("no")
@@ -56,13 +56,13 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
 
 def test_two_writers_at_once(tmp_path: Path) -> None:
     with (
-        write_whole(tmp_path / "file") as first,
-        write_whole(tmp_path / "file", sync=True) as second,
+        write_atomic(tmp_path / "file") as first,
+        write_atomic(tmp_path / "file", sync=True) as second,
     ):
         first.write(b"first")
         second.write(b"second")
         assert len(os.listdir(tmp_path)) == 2
-        clear_left(tmp_path)  # both have an owner
+        remove_leftovers(tmp_path)  # both have an owner
         assert len(os.listdir(tmp_path)) == 2
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == b"first"
@@ -73,12 +73,12 @@ def test_what_a_kill_left_makes_way(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"left")
     replace_file(tmp_path / "file", b"new")
     assert sorted(os.listdir(tmp_path)) == [".other.part", "file"]
-    clear_left(tmp_path)
+    remove_leftovers(tmp_path)
     assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_new_file_does_not_replace_another(
+def test_a_new_file_does_not_replace_other_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     def no_links(*_: object) -> None:

@@ -1,7 +1,7 @@
-"""How long one wait in the kernel may be: an hour. A longer wait repeats.
+"""Timeouts that the kernel can count: a wait lasts at most an hour, and a longer one is repeated.
 
-epoll, poll and a socket's timeout count milliseconds in 32 bits: 24.8 days. A limit that a user
-sets may be longer ("never"), and must neither raise OverflowError in the thread that waits nor
+epoll, poll and a socket's timeout count milliseconds in 32 bits, which is 24.8 days. A timeout that
+a user sets may be longer ("never"), and must neither raise OverflowError in the waiting thread nor
 become a short wait. So each wait ends after an hour, and the loop around it checks the deadline.
 """
 
