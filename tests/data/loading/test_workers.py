@@ -23,9 +23,7 @@ from numpy.typing import NDArray
 from allstep.data import ArraySource, Cutmix, Loader, Mixup
 from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
 from allstep.data.augment.transform import Transform
-from allstep.data.loading import fill, prefetch, workers
-from allstep.data.loading import pipeline as machinery
-from allstep.data.loading import processes as workers_process
+from allstep.data.loading import fill, pipeline, prefetch, processes, workers
 from allstep.data.loading.fill import Recipe, Stopped
 from allstep.data.loading.memory import Memory, SharedBuffer
 from allstep.data.loading.processes import Processes
@@ -185,8 +183,8 @@ class TestProcesses:
         assert crew._cell.read() == 2000
         crew.close()
 
-    def test_a_stop_between_two_pieces_is_seen(self) -> None:
-        """As it happens when the loop ends just before a piece gets its number."""
+    def test_a_stop_between_two_chunks_is_seen(self) -> None:
+        """As it happens when the loop ends just before a chunk gets its number."""
         crew = Processes(Recipe(Singly(sample_images(4)), noise_transform()), 1)
         (link,), stop = crew.links, prefetch.Stop()
 
@@ -201,12 +199,12 @@ class TestProcesses:
         crew.close()
 
     @pytest.mark.parametrize(("room", "unanswered"), [(1 << 15, 2), (0, 1)])
-    def test_it_has_the_next_piece_before_it_answers_the_last(
+    def test_it_has_the_next_chunk_before_it_answers_the_last(
         self, room: int, unanswered: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A question too long for the socket waits: else both sides could wait for the other to
         read."""
-        monkeypatch.setattr(workers_process, "_ROOM", room)
+        monkeypatch.setattr(processes, "_ROOM", room)
         recipe = Recipe(Singly(sample_images(8)), noise_transform())
         layout = ShareLayout(
             Memory(1, SharedBuffer), (4, 4, 3), np.dtype(np.uint8), 4, Sample(None)
@@ -214,10 +212,10 @@ class TestProcesses:
         share = Share(recipe, layout, Span(0, 0, 8, 8), np.arange(8))
         crew, stop = Processes(recipe, 1), prefetch.Stop()
         (link,) = crew.links
-        ends = [link.begin(share, piece, stop) for piece in share.pieces]
+        ends = [link.begin(share, chunk, stop) for chunk in share.chunks]
         assert len(link._unanswered) == unanswered
-        for piece, finish in zip(share.pieces, ends, strict=True):
-            share.put(piece, finish())
+        for chunk, finish in zip(share.chunks, ends, strict=True):
+            share.put(chunk, finish())
         assert not link.busy
         expected = np.empty((8, 4, 4, 3), np.uint8)
         fill.fill(recipe, np.arange(8), expected, recipe.draw(0, np.arange(8)))
@@ -225,7 +223,7 @@ class TestProcesses:
         crew.close()
 
     @pytest.mark.parametrize(
-        ("share", "count", "ahead", "piece"),
+        ("share", "count", "ahead", "chunk"),
         [
             (64, 2, 3, 32),
             (64, 8, 3, 10),
@@ -236,14 +234,14 @@ class TestProcesses:
             (0, 2, 3, 1),
         ],
     )
-    def test_pieces_are_large_but_enough_for_all(
-        self, share: int, count: int, ahead: int, piece: int
+    def test_chunks_are_large_but_enough_for_all(
+        self, share: int, count: int, ahead: int, chunk: int
     ) -> None:
         crew = workers.Crew(count, "processes", "as asked")
         recipe = Recipe(Singly(sample_images(8)), noise_transform())
-        made = machinery.Machinery(recipe, crew, None, ahead, pin=False).layout(share).piece
-        assert made == piece
-        assert made == 1 or (ahead + 1) * -(-share // made) >= (workers_process.DEPTH + 1) * count
+        made = pipeline.Machinery(recipe, crew, None, ahead, pin=False).layout(share).piece
+        assert made == chunk
+        assert made == 1 or (ahead + 1) * -(-share // made) >= (processes.DEPTH + 1) * count
 
     def test_they_need_neither_torch_nor_what_downloads_datasets(self) -> None:
         """Each would be megabytes and tenths of a second for every process."""
@@ -265,9 +263,9 @@ class TestProcesses:
                 time.sleep(0.1)
             return image
 
-        monkeypatch.setattr(machinery, "PATIENCE", 0.2)
+        monkeypatch.setattr(pipeline, "STOP_TIMEOUT", 0.2)
         monkeypatch.setattr(
-            prefetch, "PATIENCE", 1e9
+            prefetch, "STOP_TIMEOUT", 1e9
         )  # processes, unlike threads, need not be awaited
         images = sample_images(60)
         images[:, 0, 0, 0] = np.arange(60)
@@ -481,7 +479,7 @@ def in_the_fork(ours: Loader, batches: Any) -> int:
 
 
 class TestBackPressure:
-    def test_a_thread_begins_as_many_pieces_as_it_may_and_ends_them_in_order(self) -> None:
+    def test_a_thread_begins_as_many_chunks_as_it_may_and_ends_them_in_order(self) -> None:
         events: list[str] = []
 
         all_given = threading.Event()
@@ -490,12 +488,12 @@ class TestBackPressure:
             yield share
             all_given.set()
 
-        def begin(share: Any, piece: slice, stop: prefetch.Stop) -> prefetch.Finish:
+        def begin(share: Any, chunk: slice, stop: prefetch.Stop) -> prefetch.Finish:
             all_given.wait()
-            events.append(f"begin {piece.start}")
+            events.append(f"begin {chunk.start}")
             return lambda: (
-                events.append(f"end {piece.start}")
-                or fill.Rows(target=[0] * (piece.stop - piece.start))
+                events.append(f"end {chunk.start}")
+                or fill.Rows(target=[0] * (chunk.stop - chunk.start))
             )
 
         layout = ShareLayout(Memory(1), (4, 4, 3), np.dtype(np.uint8), 1, Sample(None))
@@ -505,7 +503,7 @@ class TestBackPressure:
             Span(0, 0, 4, 4),
             np.arange(4),
         )
-        assert len(list(prefetch.ahead_of_time(given(), [begin], ahead=1, depth=2))) == 1
+        assert len(list(prefetch.fill_ahead(given(), [begin], ahead=1, depth=2))) == 1
         assert [event for event in events if event.startswith("end")] == [
             f"end {n}" for n in range(4)
         ]

@@ -1,18 +1,18 @@
-"""Works ahead of whoever uses the batches: threads fill the pieces of the next shares, in the order
+"""Works ahead of whoever uses the batches: threads fill the chunks of the next shares, in the order
 in which they will be wanted.
 
 ```
 consumer    next() --tops up--> shares under way (at most `ahead` beyond the one in use)       back-pressure: no more are begun
-               ^                      | pieces
+               ^                      | chunks
                |                      v
-            wait for the         queue of pieces --> thread 0, 1, ... --> work(share, piece)
+            wait for the         queue of chunks --> thread 0, 1, ... --> work(share, chunk)
             oldest share  <----------------------------------'
 ```
 
-A thread does the work itself or sends the piece to its process and waits (`begin` is given).
+A thread does the work itself or sends the chunk to its process and waits (`begin` is given).
 Waiting costs no time: the queue and the events block in the kernel without the GIL. A process is
-sent up to `depth` pieces: a thread that sleeps takes 0.1 to 0.2 ms to wake on a virtual machine,
-and meanwhile the process works on the next piece. Threads live as long as one iteration. They end
+sent up to `depth` chunks: a thread that sleeps takes 0.1 to 0.2 ms to wake on a virtual machine,
+and meanwhile the process works on the next chunk. Threads live as long as one iteration. They end
 when it does, whatever ends it: its last batch, `break`, an exception, Ctrl-C, or the garbage
 collector. Each looks between two samples whether it should.
 
@@ -34,13 +34,13 @@ from allstep.data.loading.share import Filled, Share
 from allstep.data.order import Span
 from allstep.errors import AllstepError
 
-PATIENCE = (
+STOP_TIMEOUT = (
     5.0  # seconds that a thread may take to notice that it is over: as long as one sample takes
 )
 Work = Callable[[Share, slice, "Stop"], Rows]
 Finish = Callable[[], Rows]
 Begin = Callable[[Share, slice, "Stop"], Finish]
-"""Begins a piece. What it returns waits for the end of the piece, and is called once."""
+"""Begins a chunk. What it returns waits for the end of the chunk, and is called once."""
 
 
 class Stop:
@@ -53,31 +53,31 @@ class Stop:
         return self.now
 
 
-def one_after_the_other(
+def fill_on_demand(
     shares: Iterator[Share], work: Work
 ) -> Generator[tuple[Span, Filled], None, None]:
     """Without any threads: each share is filled when it is asked for."""
     stop = Stop()
     for share in shares:
-        for piece in share.pieces:
-            share.put(piece, work(share, piece, stop))
+        for chunk in share.chunks:
+            share.put(chunk, work(share, chunk, stop))
         yield share.span, share.wait()
 
 
-def ahead_of_time(
+def fill_ahead(
     shares: Iterator[Share],
     begins: Sequence[Begin],
     ahead: int,
     depth: int = 1,
     on_stop: Callable[[], None] = lambda: None,
-    patience: float | None = None,
+    timeout: float | None = None,
 ) -> Generator[tuple[Span, Filled], None, None]:
-    """The shares in their order, filled by one thread for each of `begins`, `depth` pieces at a
+    """The shares in their order, filled by one thread for each of `begins`, `depth` chunks at a
     time.
 
-    `on_stop` hears of the end before threads are awaited, for `patience` seconds at most.
+    `on_stop` hears of the end before threads are awaited, for `timeout` seconds at most.
     """
-    crew = _Crew(begins, depth, on_stop, PATIENCE if patience is None else patience)
+    crew = _Crew(begins, depth, on_stop, STOP_TIMEOUT if timeout is None else timeout)
     under_way: deque[Share] = deque()
     try:
         while True:
@@ -101,9 +101,9 @@ class _Crew:
     """The threads of one iteration."""
 
     def __init__(
-        self, begins: Sequence[Begin], depth: int, on_stop: Callable[[], None], patience: float
+        self, begins: Sequence[Begin], depth: int, on_stop: Callable[[], None], timeout: float
     ) -> None:
-        self._pid, self._patience = os.getpid(), patience
+        self._pid, self._timeout = os.getpid(), timeout
         self._stop, self._on_stop = Stop(), on_stop
         self._queue: SimpleQueue[tuple[Share, slice] | None] = SimpleQueue()
         self._threads = [
@@ -120,9 +120,9 @@ class _Crew:
         _CREWS.add(self)
 
     def give(self, share: Share) -> None:
-        """Its pieces are worked on after those given before."""
-        for piece in share.pieces:
-            self._queue.put((share, piece))
+        """Its chunks are worked on after those given before."""
+        for chunk in share.chunks:
+            self._queue.put((share, chunk))
 
     def check_process(self) -> None:
         """A forked process has a copy of this object, but none of the threads."""
@@ -141,7 +141,7 @@ class _Crew:
         for _ in self._threads:
             self._queue.put(None)
         self._on_stop()
-        limit = time.monotonic() + self._patience
+        limit = time.monotonic() + self._timeout
         for thread in self._threads:
             if (
                 thread is not threading.current_thread()
@@ -153,7 +153,7 @@ class _Crew:
 def _run(
     queue: "SimpleQueue[tuple[Share, slice] | None]", begin: Begin, stop: Stop, depth: int
 ) -> None:
-    """Begins pieces until `depth` are under way or none is there, then finishes the oldest."""
+    """Begins chunks until `depth` are under way or none is there, then finishes the oldest."""
     begun: deque[tuple[Share, slice, Finish]] = deque()
     over = False
     while begun or not over:
@@ -166,29 +166,29 @@ def _run(
             _begin(*item, begin, stop, begun)
         elif begun:
             _finish(*begun.popleft())
-        # While this thread waits for the next piece it must not hold the memory of the last.
+        # While this thread waits for the next chunk it must not hold the memory of the last.
         del item
 
 
 def _begin(
     share: Share,
-    piece: slice,
+    chunk: slice,
     begin: Begin,
     stop: Stop,
     begun: deque[tuple[Share, slice, Finish]],
 ) -> None:
     try:
         if not share.failed:
-            begun.append((share, piece, begin(share, piece, stop)))
+            begun.append((share, chunk, begin(share, chunk, stop)))
     except Stopped:
         pass
     except BaseException as error:
         share.fail(error)
 
 
-def _finish(share: Share, piece: slice, finish: Finish) -> None:
+def _finish(share: Share, chunk: slice, finish: Finish) -> None:
     try:
-        share.put(piece, finish())
+        share.put(chunk, finish())
     except Stopped:
         pass
     except BaseException as error:

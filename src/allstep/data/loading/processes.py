@@ -2,17 +2,17 @@
 socket.
 
 ```
-thread i  --piece: samples, place in batch memory (the memory itself, a file descriptor, when it is new)-->  process i (workers_main)
+thread i  --chunk: samples, place in batch memory (the memory itself, a file descriptor, when it is new)-->  process i (workers_main)
           <--targets, fields, bad samples; or the error with its
           traceback----------------------------------
 ```
 
-A process is sent the next piece before it has answered the last (`DEPTH`), so that it need not wait
-for this process to wake up between two pieces. Answers come in the order of the questions.
+A process is sent the next chunk before it has answered the last (`DEPTH`), so that it need not wait
+for this process to wake up between two chunks. Answers come in the order of the questions.
 
 Images never pass through the socket: the process writes them into the batch memory that both map.
 Recipe and functions are sent by cloudpickle, so functions of a script or a notebook need no module
-and no `if __name__ == "__main__"`. One number in shared memory says up to which piece everything is
+and no `if __name__ == "__main__"`. One number in shared memory says up to which chunk everything is
 cancelled; processes look at it between two samples.
 
 A process ends when its socket does or its parent dies (it watches both). One that was killed is an
@@ -44,7 +44,7 @@ from allstep.errors import AllstepError, ConfigError
 
 _LENGTH = struct.Struct("<Q")
 DEPTH = 2
-"""Pieces that a process has at most."""
+"""Chunks that a process has at most."""
 # Bytes of a question that a socket takes without waiting for its reader, by far. A longer one is
 # sent to an idle process only: one that is itself waiting for us to take an answer would not read.
 _ROOM = 32 << 10
@@ -77,12 +77,12 @@ class Processes:
 
     @property
     def broken(self) -> bool:
-        """Whether one of them is dead, or, between two iterations, stuck in a piece that nobody
+        """Whether one of them is dead, or, between two iterations, stuck in a chunk that nobody
         wants any more."""
         return any(link.busy or link.process.poll() is not None for link in self.links)
 
     def serial(self) -> int:
-        """A number for the next piece; the threads of all links ask."""
+        """A number for the next chunk; the threads of all links ask."""
         with self._lock:
             self._last += 1
             return self._last
@@ -96,13 +96,13 @@ class Processes:
         if os.getpid() != self._pid:
             return
         for link in self.links:
-            link.hang_up()
+            link.disconnect()
         for link in self.links:
             link.end()
         self._cell.close()
 
 
-class _Asked:
+class _Request:
     """A question that a process was sent: about which samples, and the answer once it is there."""
 
     def __init__(self, samples: list[int], stop: Stop) -> None:
@@ -114,8 +114,8 @@ class Link:
     """One process and the socket to it, for one thread."""
 
     def __init__(self, crew: Processes, number: int) -> None:
-        self._hung_up = False
-        self._unanswered: deque[_Asked] = deque()
+        self._disconnected = False
+        self._unanswered: deque[_Request] = deque()
         self._serial, self._number = crew.serial, number
         self._known: set[int] = set()  # numbers of the buffers that the process has mapped
         self.sock, theirs = socket.socketpair()
@@ -127,15 +127,15 @@ class Link:
         """Whether it owes an answer."""
         return bool(self._unanswered)
 
-    def begin(self, share: Share, piece: slice, stop: Stop) -> Finish:
-        """Has a piece filled by the process; what comes back waits for that."""
+    def begin(self, share: Share, chunk: slice, stop: Stop) -> Finish:
+        """Has a chunk filled by the process; what comes back waits for that."""
         serial = self._serial()
         # Asked after the number was taken: `cancel` comes after the stop, and so knows all numbers
         # that are under way.
         if stop():
             raise Stopped
-        question, fds = self._question(share, piece, serial)
-        asked = _Asked(share.samples[piece].tolist(), stop)
+        question, fds = self._question(share, chunk, serial)
+        asked = _Request(share.samples[chunk].tolist(), stop)
         try:
             while self._unanswered and len(question) > _ROOM:
                 self._receive()
@@ -145,7 +145,7 @@ class Link:
             raise self._lost(asked) from error
         return partial(self._finish, asked)
 
-    def _finish(self, asked: _Asked) -> Rows:
+    def _finish(self, asked: _Request) -> Rows:
         try:
             while asked.answer is None:
                 self._receive()
@@ -158,26 +158,26 @@ class Link:
         answer, _ = receive(self.sock)
         self._unanswered.popleft().answer = answer
 
-    def _lost(self, asked: _Asked) -> Exception:
+    def _lost(self, asked: _Request) -> Exception:
         """What it means that the socket has ended."""
         if asked.stop():
             return Stopped()
-        if self._hung_up:
+        if self._disconnected:
             return AllstepError("the loader was closed within a loop over it; a new loop may begin")
-        return AllstepError(self._obituary(asked.samples))
+        return AllstepError(self._describe_end(asked.samples))
 
-    def _question(self, share: Share, piece: slice, serial: int) -> tuple[bytes, list[int]]:
-        """A piece as a message, and the memory that the process has not mapped yet."""
-        out, buffer = share.rows_of(piece), share.buffer
+    def _question(self, share: Share, chunk: slice, serial: int) -> tuple[bytes, list[int]]:
+        """A chunk as a message, and the memory that the process has not mapped yet."""
+        out, buffer = share.rows_of(chunk), share.buffer
         question: dict[str, Any] = {
             "serial": serial,
             "epoch": share.span.epoch,
-            "samples": share.samples[piece],
+            "samples": share.samples[chunk],
         }
         fds: list[int] = []
         if isinstance(buffer, SharedBuffer) and out is not None:
             row = out[0:1].nbytes if len(out) else 0
-            question |= {"shape": out.shape, "dtype": out.dtype.str, "offset": piece.start * row}
+            question |= {"shape": out.shape, "dtype": out.dtype.str, "offset": chunk.start * row}
             question |= {"buffer": buffer.number, "nbytes": buffer.nbytes, "forget": self._dead()}
             fds = [] if buffer.number in self._known else [buffer.fd]
             self._known.add(buffer.number)
@@ -188,7 +188,7 @@ class Link:
         self._known -= gone
         return list(gone)
 
-    def _obituary(self, samples: list[int]) -> str:
+    def _describe_end(self, samples: list[int]) -> str:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GRACE)
         code = self.process.returncode
@@ -203,9 +203,9 @@ class Link:
             f" worked on the samples {samples}{hint}; workers=0 runs the same in this process"
         )
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Tells the process to end."""
-        self._hung_up = True
+        self._disconnected = True
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
@@ -219,7 +219,7 @@ class Link:
             self.process.wait()
 
 
-class _Nowhere:
+class _ByteLimit:
     """A file that keeps nothing, and takes at most `limit` bytes."""
 
     def __init__(self, limit: float) -> None:
@@ -233,10 +233,10 @@ class _Nowhere:
         return nbytes
 
 
-def cannot_travel(thing: Any, limit: float = math.inf) -> str | None:
+def why_not_sendable(thing: Any, limit: float = math.inf) -> str | None:
     """Why `thing` cannot be sent to another process, or not in `limit` bytes; None when it can."""
     try:
-        cloudpickle.dump(thing, _Nowhere(limit))
+        cloudpickle.dump(thing, _ByteLimit(limit))
     except Exception as error:  # whatever a user's __reduce__ or __getstate__ raises
         return f"{type(error).__name__}: {error}"
     return None
@@ -247,7 +247,7 @@ def _pickled(recipe: Recipe) -> bytes:
         payload: bytes = cloudpickle.dumps(recipe)
     except Exception as error:
         operations = recipe.transform.operations if recipe.transform else ()
-        culprit = next((each for each in operations if cannot_travel(each)), recipe.source)
+        culprit = next((each for each in operations if why_not_sendable(each)), recipe.source)
         raise ConfigError(
             f"{culprit!r} cannot be sent to worker processes: {error}; kind='threads' needs no"
             " sending"

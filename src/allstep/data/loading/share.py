@@ -1,10 +1,10 @@
-"""One rank's share of a global batch on its way: cut into pieces that workers fill in any order,
+"""One rank's share of a global batch on its way: cut into chunks that workers fill in any order,
 then put together.
 
 ```
-samples   | 0 1 2 3 4 5 6 7 | 8 9 ...        | ...      |     pieces: few samples each, so that handing one out costs little
+samples   | 0 1 2 3 4 5 6 7 | 8 9 ...        | ...      |     chunks: few samples each, so that handing one out costs little
 workers   | thread 1        | thread 2       | thread 1 |
-out       [ rows in batch memory, each piece its own    ]     whoever finishes the last piece puts the share together
+out       [ rows in batch memory, each chunk its own    ]     whoever finishes the last chunk puts the share together
 ```
 """
 
@@ -32,7 +32,7 @@ class ShareLayout:
     """Height, width, channels; None without a transform."""
     dtype: np.dtype[Any]
     piece: int
-    """Samples of a piece."""
+    """Samples of a chunk."""
     like: Sample | None
     """Some sample, which says what an empty share looks like."""
 
@@ -50,21 +50,21 @@ class Filled:
 
 
 class Share:
-    """Pieces are filled by `put(piece, rows)`, once each; `wait` then gives what `assemble` made of
+    """Chunks are filled by `put(chunk, rows)`, once each; `wait` then gives what `assemble` made of
     them."""
 
     def __init__(self, recipe: Recipe, layout: ShareLayout, span: Span, samples: Numbers) -> None:
         self.recipe, self.layout, self.span, self.samples = recipe, layout, span, samples
         size = max(1, layout.piece)
-        self.pieces = [
+        self.chunks = [
             slice(i, min(i + size, len(samples))) for i in range(0, len(samples), size)
         ] or [slice(0, 0)]
         self.buffer: Buffer | None = None
         self.out: NDArray[Any] | None = None
         if layout.image is not None:
             self.buffer, self.out = layout.memory.take((len(samples), *layout.image), layout.dtype)
-        self._rows: list[Rows | None] = [None] * len(self.pieces)
-        self._missing = len(self.pieces)
+        self._rows: list[Rows | None] = [None] * len(self.chunks)
+        self._missing = len(self.chunks)
         self._draws: Draws | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -73,27 +73,27 @@ class Share:
 
     @property
     def failed(self) -> bool:
-        """Whether a piece of it failed, so that the others are not needed."""
+        """Whether a chunk of it failed, so that the others are not needed."""
         return self._error is not None
 
-    def draws(self, piece: slice) -> Draws | None:
-        """The random numbers of a piece; those of the whole share are drawn together, by whoever
+    def draws(self, chunk: slice) -> Draws | None:
+        """The random numbers of a chunk; those of the whole share are drawn together, by whoever
         comes first."""
         with self._lock:
             if self._draws is None:
                 self._draws = self.recipe.draw(self.span.epoch, self.samples)
-        if self._draws is None or len(self.pieces) == 1:
+        if self._draws is None or len(self.chunks) == 1:
             return self._draws
-        return self._draws.take(np.arange(piece.start, piece.stop))
+        return self._draws.take(np.arange(chunk.start, chunk.stop))
 
-    def rows_of(self, piece: slice) -> NDArray[Any] | None:
-        """The batch memory of a piece."""
-        return None if self.out is None else self.out[piece]
+    def rows_of(self, chunk: slice) -> NDArray[Any] | None:
+        """The batch memory of a chunk."""
+        return None if self.out is None else self.out[chunk]
 
-    def put(self, piece: slice, rows: Rows) -> None:
-        """The piece is filled."""
+    def put(self, chunk: slice, rows: Rows) -> None:
+        """The chunk is filled."""
         with self._lock:
-            self._rows[self.pieces.index(piece)] = rows
+            self._rows[self.chunks.index(chunk)] = rows
             self._missing -= 1
             last = self._missing == 0
         if last:
@@ -101,7 +101,7 @@ class Share:
             self._done.set()
 
     def fail(self, error: BaseException) -> None:
-        """A piece could not be filled: whoever waits gets `error`, the first of them."""
+        """A chunk could not be filled: whoever waits gets `error`, the first of them."""
         with self._lock:
             self._error = self._error or error
         self._done.set()
@@ -119,12 +119,12 @@ class Share:
         return self._filled
 
     def assemble(self) -> Filled:
-        """All pieces as one, without what is bad."""
+        """All chunks as one, without what is bad."""
         parts = [rows for rows in self._rows if rows is not None]
         self._rows = []
         bad = {
-            piece.start + row: bad
-            for piece, rows in zip(self.pieces, parts, strict=True)
+            chunk.start + row: bad
+            for chunk, rows in zip(self.chunks, parts, strict=True)
             for row, bad in rows.bad.items()
         }
         rows = sorted(bad)

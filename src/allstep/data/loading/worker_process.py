@@ -1,4 +1,4 @@
-"""What a worker process of the loader runs: fills pieces until the loader hangs up.
+"""What a worker process of the loader runs: fills chunks until the loader hangs up.
 
 `processes` is the other side.
 """
@@ -72,7 +72,7 @@ class Worker:
         try:
             self._recipe = cloudpickle.loads(payload)
         except BaseException as error:
-            self._answer = _told(error)
+            self._answer = _describe_error(error)
         _use_one_thread()
 
     def answer(self, question: dict[str, Any], fds: list[int]) -> bytes:
@@ -84,7 +84,7 @@ class Worker:
         except Stopped:
             return pickle.dumps({"stopped": True})
         except BaseException as error:
-            return pickle.dumps(_told(error))
+            return pickle.dumps(_describe_error(error))
 
     def _fill(self, recipe: Recipe, question: dict[str, Any], fds: list[int]) -> Rows:
         samples, serial = question["samples"], question["serial"]
@@ -111,7 +111,7 @@ class Worker:
         return np.frombuffer(raw, dtype, int(np.prod(shape)), question["offset"]).reshape(shape)
 
 
-def _told(error: BaseException) -> dict[str, Any]:
+def _describe_error(error: BaseException) -> dict[str, Any]:
     text = "".join(traceback.format_exception(error))
     try:
         pickled = pickle.dumps(error)

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from allstep import machine
 from allstep.data.loading.fill import Recipe, Rows, fill, image_shape, look
 from allstep.data.loading.prefetch import Finish, Stop
-from allstep.data.loading.processes import cannot_travel
+from allstep.data.loading.processes import why_not_sendable
 from allstep.data.loading.share import Share
 from allstep.data.order import Numbers
 from allstep.errors import ConfigError
@@ -101,7 +101,7 @@ def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: 
     why = f"two threads need {part:.2f} of the time of one"
     if efficiency(part, count) >= _WORTH:
         return Crew(count, "threads", why)
-    if reason := cannot_travel(recipe):
+    if reason := why_not_sendable(recipe):
         return Crew(
             count,
             "threads",
@@ -115,7 +115,7 @@ def _for_blocks(num_threads: int, num_processes: int, recipe: Recipe, numbers: N
     from the first."""
     if len(numbers) < ENOUGH:
         return Crew(num_threads, "threads", "a small set")
-    if cannot_travel(recipe, _LIGHT):
+    if why_not_sendable(recipe, _LIGHT):
         return Crew(
             num_threads,
             "threads",
@@ -216,11 +216,11 @@ def _room(recipe: Recipe, samples: Numbers) -> NDArray[Any] | None:
     return np.empty((len(samples), *shape), dtype)
 
 
-def work_here(share: Share, piece: slice, stop: Stop) -> Rows:
-    """Fills a piece in this thread."""
-    return fill(share.recipe, share.samples[piece], share.rows_of(piece), share.draws(piece), stop)
+def fill_chunk(share: Share, chunk: slice, stop: Stop) -> Rows:
+    """Fills a chunk in this thread."""
+    return fill(share.recipe, share.samples[chunk], share.rows_of(chunk), share.draws(chunk), stop)
 
 
-def begin_here(share: Share, piece: slice, stop: Stop) -> Finish:
+def begin_chunk(share: Share, chunk: slice, stop: Stop) -> Finish:
     """The same for `prefetch`: all of the work is in its end."""
-    return partial(work_here, share, piece, stop)
+    return partial(fill_chunk, share, chunk, stop)

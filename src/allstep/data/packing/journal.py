@@ -29,7 +29,7 @@ from allstep.files.lock import try_lock
 from allstep.files.whole import PART
 
 NAME = "pack.jsonl"
-CLASSES, QUARANTINE = BESIDE = ("classes.txt", "quarantine.jsonl")
+CLASSES, QUARANTINE = SIDE_FILES = ("classes.txt", "quarantine.jsonl")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Journal:
             path = self.folder / self.plan.file(shard)
             path.unlink(missing_ok=True)
             index_places(path)[0].unlink(missing_ok=True)
-        for name in BESIDE:
+        for name in SIDE_FILES:
             (self.folder / name).unlink(missing_ok=True)
         self.plan, self.done = None, {}
         self._file.truncate(0)

@@ -40,10 +40,10 @@ from allstep.errors import DataError
 from allstep.files.whole import write_whole
 
 _CHUNK_NBYTES = 1 << 20
-_MOST_IN_CHUNK = 64
+_MAX_IN_CHUNK = 64
 _SHOWN = 3  # bad samples that an error quotes
 
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """Told, as packing goes on: samples so far, and of how many."""
 
 
@@ -70,7 +70,7 @@ def pack(
     overwrite: bool = False,
     strict: bool = False,
     budget: int | None = None,
-    progress: Told | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
     """Packs `source`, which was opened at `where`, into the folder `target`; goes on where an
     earlier call with the same options stopped.
@@ -167,7 +167,7 @@ class _Packer:
 
     def chunks(self, shards: Iterable[int]) -> Generator[_Chunk]:
         """All samples of `shards`, in order."""
-        return ordered(self._chunk, self._pieces(shards), self.jobs)
+        return ordered(self._chunk, self._chunk_ranges(shards), self.jobs)
 
     def one(self, number: int) -> bytes | BadSample:
         """One sample's bytes, or what is wrong with it."""
@@ -180,15 +180,15 @@ class _Packer:
         except ValueError as error:  # no image, or a feature that no record can hold
             return BadSample(number, self.source.place(number), str(error))
 
-    def _pieces(self, shards: Iterable[int]) -> Iterator[tuple[int, int, int]]:
-        size = max(1, min(_MOST_IN_CHUNK, _CHUNK_NBYTES // max(1, self.plan.mean_nbytes)))
+    def _chunk_ranges(self, shards: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+        size = max(1, min(_MAX_IN_CHUNK, _CHUNK_NBYTES // max(1, self.plan.mean_nbytes)))
         for shard in shards:
             first, end = self.plan.span(shard)
             for start, stop in chunks(end - first, size):
                 yield shard, first + start, first + stop
 
-    def _chunk(self, piece: tuple[int, int, int]) -> _Chunk:
-        shard, start, stop = piece
+    def _chunk(self, chunk_range: tuple[int, int, int]) -> _Chunk:
+        shard, start, stop = chunk_range
         made = [self.one(int(number)) for number in self.plan.numbers(start, stop)]
         records = [each for each in made if isinstance(each, bytes)]
         return _Chunk(
@@ -203,7 +203,7 @@ class _Tally:
     plan: Plan
     most: int
     before: Iterable[Done]
-    progress: Told | None
+    progress: Progress | None
     count: int = 0
     bad: list[Bad] = field(default_factory=list)
 
@@ -255,15 +255,13 @@ def _finish(journal: Journal, source: Source, before: int) -> Outcome:
     shards = [done for _, done in sorted(journal.done.items())]
     bad = tuple(each for done in shards for each in done.bad)
     if source.classes:
-        _write_beside(journal.folder / CLASSES, (f"{name}\n" for name in source.classes))
+        _write_lines(journal.folder / CLASSES, (f"{name}\n" for name in source.classes))
     if bad:
-        _write_beside(
-            journal.folder / QUARANTINE, (f"{json.dumps(asdict(each))}\n" for each in bad)
-        )
+        _write_lines(journal.folder / QUARANTINE, (f"{json.dumps(asdict(each))}\n" for each in bad))
     num_samples, nbytes = sum(done.samples for done in shards), sum(done.nbytes for done in shards)
     return Outcome(journal.folder, num_samples, len(shards), before, nbytes, bad)
 
 
-def _write_beside(path: Path, lines: Iterable[str]) -> None:
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
     with write_whole(path, sync=True) as file:
         file.write("".join(lines).encode())

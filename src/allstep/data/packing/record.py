@@ -31,7 +31,7 @@ from allstep.data.sources.tfrecord import source as tfrecord
 from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.framing import frame
 
-_MADE_ANEW = frozenset(
+_REPLACED = frozenset(
     (
         *(
             "image",
@@ -124,7 +124,7 @@ def filename(item: Item) -> bytes:
 def _others(sample: Sample) -> dict[str, Any]:
     """Further features, by name; those that describe the stored bytes are made anew, or were true
     of others."""
-    return {name: value for name, value in sample.fields.items() if name not in _MADE_ANEW}
+    return {name: value for name, value in sample.fields.items() if name not in _REPLACED}
 
 
 def _plain(value: Any) -> Any:
