@@ -61,8 +61,9 @@ class Loader:
       source, for evaluation.
     - `partition`: how ranks divide the samples, "share" (default) or "whole" (see `order`).
     - `numbers`: the samples of the source to use, by number (default: all).
-    - `workers`: number of loader threads or processes; 0 runs in the caller; "auto" (default) is
-      the number of this rank's cores. `kind`: "threads", "processes" or "auto" (default: measure).
+    - `workers`: number of loader threads or processes; 0 does the work in the caller; "auto"
+      (default) is at most the number of this rank's cores.
+    - `kind`: "threads", "processes" or "auto" (default), which measures what is faster.
     - `ahead`: batches to prepare ahead of time (default: 2 to 8, from the number of workers).
     - `strict`: raise an error at the first bad sample. Otherwise bad samples are skipped, up to
       `budget` of them (default: the larger of 100 and 0.1% of the samples), and listed in the
@@ -194,7 +195,7 @@ class Loader:
         self.position = state["position"]
 
     def describe(self) -> str:
-        """Return one line with the samples, the batch, the transform and the loader's workers."""
+        """Return one line: samples, batch, transform and the loader's workers."""
         steps = "as they are" if self.transform is None else repr(self.transform)
         rank, size = self._world.rank, self._world.size
         mine = f", of which this worker is {rank} of {size}" if size > 1 else ""
@@ -202,7 +203,7 @@ class Loader:
         return f"{batches}; {steps}; {self._machinery().crew}"
 
     def close(self) -> None:
-        """End the loader's worker processes, if any; garbage collection of the loader does so too."""
+        """End the loader's worker processes, if any; deleting the loader does so too."""
         if self._ready is not None:
             self._ready.close()
         self._ready = None

@@ -132,7 +132,7 @@ class Memory:
                 self._free.append(lease.buffer)
 
     def _fitting(self, nbytes: int) -> Buffer:
-        """Return a free buffer of at least `nbytes`, or a new one; drop free ones that are smaller."""
+        """Return a free or new buffer of at least `nbytes`; drop free ones that are too small."""
         while self._free:
             buffer = self._free.pop()
             if buffer.nbytes >= nbytes:

@@ -24,8 +24,8 @@ from allstep.data.order import Span
 from allstep.data.sources.source import Sample
 from allstep.errors import ConfigError
 
-# Maximum number of samples in a chunk for a thread: handing out a chunk takes microseconds, decoding
-# it milliseconds.
+# Maximum number of samples in a chunk for a thread: handing out a chunk takes microseconds,
+# decoding it milliseconds.
 _MAX_CHUNK = 16
 # Maximum number of samples in a chunk for a process. A request and its reply take 0.2 ms of this
 # process's time, so there must be few of them.
@@ -44,8 +44,8 @@ _BLOCK_NBYTES = 400_000
 class Machinery:
     """Recipe, workers and memory of one loader, in one process.
 
-    `like` is some good sample, if there is one; `ahead` is the user's setting (None: 2 to 8 shares);
-    `pin` allocates pinned batch memory.
+    `like` is some good sample, if there is one; `ahead` is the user's setting (None: 2 to 8
+    shares); `pin` allocates pinned batch memory.
     """
 
     def __init__(

@@ -1,22 +1,22 @@
-"""Works ahead of whoever uses the batches: threads fill the chunks of the next shares, in the order
-in which they will be wanted.
+"""Fill shares ahead of the consumer: threads fill the chunks of the next shares, in the order of
+consumption.
 
 ```
-consumer    next() --tops up--> shares under way (at most `ahead` beyond the one in use)       back-pressure: no more are begun
-               ^                      | chunks
-               |                      v
-            wait for the         queue of chunks --> thread 0, 1, ... --> work(share, chunk)
-            oldest share  <----------------------------------'
+consumer    next() --adds--> shares under way: at most `ahead` beyond the one in use
+               ^                   | chunks       (back-pressure: no more are started)
+               |                   v
+            wait for the      queue of chunks --> thread 0, 1, ... --> work(share, chunk)
+            oldest share <-----------------------------------'
 ```
 
-A thread does the work itself or sends the chunk to its process and waits (`begin` is given).
-Waiting costs no time: the queue and the events block in the kernel without the GIL. A process is
-sent up to `depth` chunks: a thread that sleeps takes 0.1 to 0.2 ms to wake on a virtual machine,
-and meanwhile the process works on the next chunk. Threads live as long as one iteration. They end
-when it does, whatever ends it: its last batch, `break`, an exception, Ctrl-C, or the garbage
-collector. Each looks between two samples whether it should.
+A thread fills a chunk itself, or sends it to its worker process and waits; the argument `begins`
+decides which. Waiting costs no CPU time: the queue and the events block in the kernel without the
+GIL. A process is sent up to `depth` chunks: a sleeping thread takes 0.1 to 0.2 ms to wake on a
+virtual machine, and meanwhile the process works on the next chunk. Threads live as long as one
+iteration, however it ends: by its last batch, `break`, an exception, Ctrl-C or garbage collection.
+Each thread checks between two samples whether it should stop.
 
-An error of a share is raised when its turn comes, after the batches before it were delivered.
+The error of a share is raised in its turn, after the preceding batches were delivered.
 """
 
 import atexit
@@ -34,17 +34,16 @@ from allstep.data.loading.share import Filled, Share
 from allstep.data.order import Span
 from allstep.errors import AllstepError
 
-STOP_TIMEOUT = (
-    5.0  # seconds that a thread may take to notice that it is over: as long as one sample takes
-)
+# Seconds to wait for a thread to notice the end of the iteration: enough for one sample.
+STOP_TIMEOUT = 5.0
 Work = Callable[[Share, slice, "Stop"], Rows]
 Finish = Callable[[], Rows]
 Begin = Callable[[Share, slice, "Stop"], Finish]
-"""Begins a chunk. What it returns waits for the end of the chunk, and is called once."""
+"""Function that starts work on a chunk. It returns a function, called once, that waits for it."""
 
 
 class Stop:
-    """Whether it is over. Callable, so that work can ask."""
+    """Flag that an iteration has ended; calling it returns the flag."""
 
     def __init__(self) -> None:
         self.now = False
@@ -56,7 +55,7 @@ class Stop:
 def fill_on_demand(
     shares: Iterator[Share], work: Work
 ) -> Generator[tuple[Span, Filled], None, None]:
-    """Without any threads: each share is filled when it is asked for."""
+    """Yield the shares in order, each filled without threads when it is requested."""
     stop = Stop()
     for share in shares:
         for chunk in share.chunks:
@@ -72,10 +71,11 @@ def fill_ahead(
     on_stop: Callable[[], None] = lambda: None,
     timeout: float | None = None,
 ) -> Generator[tuple[Span, Filled], None, None]:
-    """The shares in their order, filled by one thread for each of `begins`, `depth` chunks at a
-    time.
+    """Yield the shares in order, filled by one thread for each function in `begins`.
 
-    `on_stop` hears of the end before threads are awaited, for `timeout` seconds at most.
+    At most `ahead` shares beyond the one in use are under way; a thread has at most `depth` chunks
+    under way. At the end, `on_stop` is called, and then the threads are joined for at most
+    `timeout` seconds in total (default: `STOP_TIMEOUT`).
     """
     crew = _Crew(begins, depth, on_stop, STOP_TIMEOUT if timeout is None else timeout)
     under_way: deque[Share] = deque()
@@ -92,7 +92,8 @@ def fill_ahead(
             span = share.span
             del share
             yield span, filled
-            del filled  # else its memory could not be used for the batch after the next
+            # Otherwise its memory could not be reused for the batch after the next.
+            del filled
     finally:
         crew.close()
 
@@ -120,12 +121,12 @@ class _Crew:
         _CREWS.add(self)
 
     def give(self, share: Share) -> None:
-        """Its chunks are worked on after those given before."""
+        """Queue the chunks of `share` behind those of earlier shares."""
         for chunk in share.chunks:
             self._queue.put((share, chunk))
 
     def check_process(self) -> None:
-        """A forked process has a copy of this object, but none of the threads."""
+        """Raise AllstepError in a forked process: it has a copy of this object, but no threads."""
         if os.getpid() != self._pid:
             raise AllstepError(
                 f"this iteration over a loader belongs to process {self._pid}, of which this"
@@ -133,7 +134,7 @@ class _Crew:
             )
 
     def close(self) -> None:
-        """All threads end; waits for them, but not for ever."""
+        """End all threads; wait for them until the timeout."""
         if os.getpid() != self._pid or self._stop.now:
             return
         self._stop.now = True
@@ -143,9 +144,8 @@ class _Crew:
         self._on_stop()
         limit = time.monotonic() + self._timeout
         for thread in self._threads:
-            if (
-                thread is not threading.current_thread()
-            ):  # the garbage collector may run in any of them
+            # The garbage collector may call this in one of these threads.
+            if thread is not threading.current_thread():
                 thread.join(max(0.0, limit - time.monotonic()))
         _CREWS.discard(self)
 
@@ -153,7 +153,7 @@ class _Crew:
 def _run(
     queue: "SimpleQueue[tuple[Share, slice] | None]", begin: Begin, stop: Stop, depth: int
 ) -> None:
-    """Begins chunks until `depth` are under way or none is there, then finishes the oldest."""
+    """Start chunks until `depth` are under way or the queue is empty, then finish the oldest."""
     begun: deque[tuple[Share, slice, Finish]] = deque()
     over = False
     while begun or not over:
@@ -166,7 +166,7 @@ def _run(
             _begin(*item, begin, stop, begun)
         elif begun:
             _finish(*begun.popleft())
-        # While this thread waits for the next chunk it must not hold the memory of the last.
+        # While this thread waits for the next chunk, it must not hold the memory of the last one.
         del item
 
 
@@ -208,6 +208,6 @@ _CREWS: "weakref.WeakSet[_Crew]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that still decodes while the interpreter is taken down could crash it."""
+    """End all threads at exit: one that decodes during interpreter shutdown could crash it."""
     for crew in list(_CREWS):
         crew.close()

@@ -1,10 +1,11 @@
-"""One rank's share of a global batch on its way: cut into chunks that workers fill in any order,
-then put together.
+"""One rank's share of a global batch while it is filled: cut into chunks that workers fill in any
+order, then assembled.
 
 ```
-samples   | 0 1 2 3 4 5 6 7 | 8 9 ...        | ...      |     chunks: few samples each, so that handing one out costs little
+samples   | 0 1 2 3 4 5 6 7 | 8 9 ...        | ...      |   chunks of a few samples
 workers   | thread 1        | thread 2       | thread 1 |
-out       [ rows in batch memory, each chunk its own    ]     whoever finishes the last chunk puts the share together
+out       [ batch memory, a range of rows per chunk     ]   the thread that finishes the last
+                                                            chunk assembles the share
 ```
 """
 
@@ -25,21 +26,23 @@ from allstep.data.sources.source import BadSample, Sample
 
 @dataclass(frozen=True)
 class ShareLayout:
-    """How shares lie in memory."""
+    """Memory, image shape and chunk size of the shares of one iteration."""
 
     memory: Memory
+    """Pool that provides the batch memory."""
     image: tuple[int, int, int] | None
-    """Height, width, channels; None without a transform."""
+    """Height, width and channels of an image; None without a transform."""
     dtype: np.dtype[Any]
+    """Type of the pixels."""
     piece: int
-    """Samples of a chunk."""
+    """Number of samples of a chunk."""
     like: Sample | None
-    """Some sample, which says what an empty share looks like."""
+    """Some good sample: gives shape and dtype of an empty share."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """A share that is ready: its good samples and the bad ones."""
+    """A complete share: data of its good samples, and its bad samples."""
 
     data: NDArray[Any]
     target: NDArray[Any]
@@ -50,8 +53,10 @@ class Filled:
 
 
 class Share:
-    """Chunks are filled by `put(chunk, rows)`, once each; `wait` then gives what `assemble` made of
-    them."""
+    """A share that workers fill.
+
+    `put(chunk, rows)` is called once for each chunk; `wait` then returns the assembled share.
+    """
 
     def __init__(self, recipe: Recipe, layout: ShareLayout, span: Span, samples: Numbers) -> None:
         self.recipe, self.layout, self.span, self.samples = recipe, layout, span, samples
@@ -73,12 +78,14 @@ class Share:
 
     @property
     def failed(self) -> bool:
-        """Whether a chunk of it failed, so that the others are not needed."""
+        """Return whether a chunk failed, so that the others need not be filled."""
         return self._error is not None
 
     def draws(self, chunk: slice) -> Draws | None:
-        """The random numbers of a chunk; those of the whole share are drawn together, by whoever
-        comes first."""
+        """Return the random numbers of a chunk.
+
+        The first caller draws those of the whole share at once.
+        """
         with self._lock:
             if self._draws is None:
                 self._draws = self.recipe.draw(self.span.epoch, self.samples)
@@ -87,11 +94,11 @@ class Share:
         return self._draws.take(np.arange(chunk.start, chunk.stop))
 
     def rows_of(self, chunk: slice) -> NDArray[Any] | None:
-        """The batch memory of a chunk."""
+        """Return the rows of batch memory of a chunk; None without a transform."""
         return None if self.out is None else self.out[chunk]
 
     def put(self, chunk: slice, rows: Rows) -> None:
-        """The chunk is filled."""
+        """Record that `chunk` is filled; the last chunk assembles the share."""
         with self._lock:
             self._rows[self.chunks.index(chunk)] = rows
             self._missing -= 1
@@ -101,25 +108,26 @@ class Share:
             self._done.set()
 
     def fail(self, error: BaseException) -> None:
-        """A chunk could not be filled: whoever waits gets `error`, the first of them."""
+        """Record that a chunk could not be filled: `wait` raises the first such `error`."""
         with self._lock:
             self._error = self._error or error
         self._done.set()
 
     def wait(self) -> Filled:
-        """The share when it is ready."""
+        """Wait until the share is complete and return it; raise the error of a failed chunk."""
         self._done.wait()
         if self._error is not None:
             error, self._error = self._error, None
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame
+                # Its traceback refers to this frame.
+                del error
         assert self._filled is not None
         return self._filled
 
     def assemble(self) -> Filled:
-        """All chunks as one, without what is bad."""
+        """Return all chunks as one share, without the bad samples."""
         parts = [rows for rows in self._rows if rows is not None]
         self._rows = []
         bad = {
@@ -130,9 +138,8 @@ class Share:
         rows = sorted(bad)
         keep = np.setdiff1d(np.arange(len(self.samples)), rows) if rows else None
         draws = self._draws
-        if (
-            draws is None and self.recipe.transform is not None
-        ):  # worker processes drew their own; the batch part needs some here
+        # Worker processes drew their own random numbers; batch operations need them here.
+        if draws is None and self.recipe.transform is not None:
             draws = Draws(self.recipe.seed, self.span.epoch, self.samples)
         draws = draws.take(keep) if draws is not None and keep is not None else draws
         names = self.recipe.fields
@@ -147,7 +154,8 @@ class Share:
             bad=[bad[row] for row in rows],
             draws=draws,
         )
-        self.out = None  # now only the batch holds its memory
+        # From here on only the batch refers to its memory.
+        self.out = None
         return filled
 
     def _data(self, parts: list[Rows], bad: list[int]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What is said when the system refuses to write, above all when the disk is full."""
+"""Error messages for failed writes, above all for a full disk."""
 
 import errno
 import shutil
@@ -14,7 +14,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def clear_error(folder: Path) -> Iterator[None]:
-    """What the system says of writing into `folder`, as an error the user can act on."""
+    """Convert an OSError of writing into `folder` to a DataError with the next step."""
     try:
         yield
     except OSError as error:
