@@ -401,12 +401,12 @@ class TestOptions:
         floats = sample_images(50).astype(np.float32)
         for source in (Arrays(floats), Singly(floats)):
             with pytest.raises(
-                ConfigError, match=r"uint8, and the samples are float32 arrays of shape \(4, 4, 3\)"
+                ConfigError, match=r"images of uint8, found float32 arrays of shape \(4, 4, 3\)"
             ):
                 next(iter(Loader(source, noise_transform(), batch=10)))
         with pytest.raises(
             ConfigError,
-            match="no feature 'nix'; further features that they have: 'box', 'list', 'name'",
+            match="no feature 'nix'; available further features: 'box', 'list', 'name'",
         ):
             next(iter(Loader(Arrays(IMAGES), batch=10, fields=["nix"])))
 

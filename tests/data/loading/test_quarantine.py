@@ -193,7 +193,7 @@ def test_what_cannot_be_decoded_and_what_lacks_a_feature_is_bad_too() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_a_warning() -> None:
     quarantine = Quarantine(2, path=Path("/dev/full"))
-    with pytest.warns(RuntimeWarning, match="No space left on device; the run goes on"):
+    with pytest.warns(RuntimeWarning, match="No space left on device; the run continues"):
         quarantine.note(BadSample(1, Place("a", 5), "torn"), 0)
     quarantine.note(BadSample(2, Place("a", 6), "torn"), 0)
     assert quarantine.num_bad == 2

@@ -576,7 +576,7 @@ class TestChoice:
     def test_blocks_go_to_one_thread_or_to_processes_that_can_open_the_source(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert str(self.choose(Transform(), blocks=True)) == "1 thread (a small set)"
+        assert str(self.choose(Transform(), blocks=True)) == "1 thread (a small dataset)"
         crew = self.choose(Transform(), samples=workers.ENOUGH, blocks=True)
         assert (crew.kind, crew.count) == ("processes", 2)
         monkeypatch.setattr(workers, "_LIGHT", 1000.0)  # the arrays alone are more

@@ -324,7 +324,7 @@ class TestStopped:
         ):
             packed(folder, tmp_path / "out", max_side=20)
         (folder / "cat" / "000.jpg").write_bytes(encoded(99))
-        with pytest.raises(DataError, match="before that was changed; give --overwrite"):
+        with pytest.raises(DataError, match="which has changed since; give --overwrite"):
             packed(folder, tmp_path / "out")
         assert packed(folder, tmp_path / "out", max_side=20, overwrite=True).num_samples == NUM
         assert packed(folder, tmp_path / "out", max_side=20).num_before == 1
@@ -355,7 +355,7 @@ class TestStopped:
             pytest.skip("no right to mount a small disk")
         try:
             with pytest.raises(
-                DataError, match=r"the disk is full.*goes on with the shard that did not fit"
+                DataError, match=r"the disk is full.*resumes with the shard that did not fit"
             ):
                 packed(folder, disk / "out", raw=True, shard_samples=6)
             assert not list((disk / "out").glob(".*.part"))
@@ -392,16 +392,17 @@ class TestBadSamples:
 
     def test_too_many(self, spoilt: Path, tmp_path: Path) -> None:
         with pytest.raises(
-            DataError, match=r"2 bad samples of 24, 1 are allowed; sample 3 .*003.jpg"
+            DataError,
+            match=r"2 of 24 samples are bad, more than the 1 allowed; the first: sample 3 .*003.jpg",
         ):
             packed(spoilt, tmp_path / "out", raw=True, budget=1)
-        with pytest.raises(DataError, match=r"0 are allowed; sample 3"):
+        with pytest.raises(DataError, match=r"more than the 0 allowed; the first: sample 3"):
             packed(spoilt, tmp_path / "strict", raw=True, strict=True)
 
     def test_none_is_good(self, tmp_path: Path) -> None:
         (tmp_path / "photos" / "cat").mkdir(parents=True)
         (tmp_path / "photos" / "cat" / "a.jpg").write_bytes(b"no")
-        with pytest.raises(DataError, match="of 1 samples looked at none can be packed"):
+        with pytest.raises(DataError, match="none of 1 samples tried can be packed"):
             packed(tmp_path / "photos", tmp_path / "out")
         assert not (tmp_path / "out").exists()
 

@@ -122,7 +122,7 @@ def _fill_one_by_one(
         except ValueError as error:
             rows.bad[row] = BadSample(number, recipe.source.place(number), str(error))
         except Exception as error:
-            error.add_note(f"while sample {number} ({recipe.source.place(number)}) was made ready")
+            error.add_note(f"while preparing sample {number} ({recipe.source.place(number)})")
             raise
     return rows
 
@@ -165,13 +165,13 @@ def stack(values: Sequence[Any], like: Any, what: str) -> NDArray[Any]:
         shapes = sorted({np.shape(value) for value in values})
         raise DataError(
             f"the {what} of a batch do not stack: they have the shapes"
-            f" {', '.join(map(str, shapes[:4]))}; a transform that ends at one size, or `fields=`,"
-            " which may be lists, can deliver them"
+            f" {', '.join(map(str, shapes[:4]))}; use a transform with one output size, or request"
+            " them with `fields=`, which returns lists"
         ) from error
     if array.dtype.kind not in "biufc":
         raise DataError(
-            f"the {what} are {type(values[0]).__name__}, which no tensor holds; deliver them with"
-            " `fields=`"
+            f"the {what} are {type(values[0]).__name__}, which cannot become a tensor; request them"
+            " with `fields=`"
         )
     return array
 
@@ -207,7 +207,7 @@ def check_fit(recipe: Recipe, like: Sample | None) -> None:
     if missing:
         there = ", ".join(map(repr, sorted(like.fields))) or "none"
         raise ConfigError(
-            f"the samples have no feature {missing[0]!r}; further features that they have: {there}"
+            f"the samples have no feature {missing[0]!r}; available further features: {there}"
         )
     if (
         recipe.transform is not None
@@ -215,9 +215,9 @@ def check_fit(recipe: Recipe, like: Sample | None) -> None:
         and like.data.dtype != np.uint8
     ):
         raise ConfigError(
-            f"a transform works on images of uint8, and the samples are {like.data.dtype} arrays"
-            f" of shape {like.data.shape}: store them as uint8, or leave the transform out and"
-            " change the batches yourself"
+            f"a transform expects images of uint8, found {like.data.dtype} arrays of shape"
+            f" {like.data.shape}: store them as uint8, or omit the transform and process the"
+            " batches in the training script"
         )
 
 
@@ -250,8 +250,8 @@ def image_shape(
         return transform.shape, np.dtype(np.uint8)
     if like is None or not isinstance(like.data, np.ndarray) or like.data.ndim not in (2, 3):
         raise ConfigError(
-            "the transform does not say how large its images are, and the samples are not arrays"
-            " of one shape: begin it with RandomResizedCrop(224), or another crop or resize"
+            "the transform does not set the size of its images, and the samples are not arrays"
+            " of one shape: start it with RandomResizedCrop(224), or another crop or resize"
         )
     height, width, *channels = like.data.shape
     return (height, width, channels[0] if channels else 1), np.dtype(like.data.dtype)

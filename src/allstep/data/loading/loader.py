@@ -120,7 +120,7 @@ class Loader:
     def batch(self, batch: int) -> None:
         self._batch = _whole("batch", batch)
         if self._batch < 1:
-            raise ConfigError(f"a batch has at least 1 sample, not {batch}")
+            raise ConfigError(f"batch={batch}: expected at least 1 sample")
 
     @property
     def position(self) -> int:
@@ -190,7 +190,7 @@ class Loader:
                 raise DataError(
                     f"the loader's state was saved with {name}={state[name]!r}, this loader has"
                     f" {name}={ours!r}: its position {state['position']} would name other samples;"
-                    " use the set and the seed of the earlier run"
+                    " use the dataset and the seed of the earlier run"
                 )
         self.position = state["position"]
 
@@ -198,7 +198,7 @@ class Loader:
         """Return one line: samples, batch, transform and the loader's workers."""
         steps = "as they are" if self.transform is None else repr(self.transform)
         rank, size = self._world.rank, self._world.size
-        mine = f", of which this worker is {rank} of {size}" if size > 1 else ""
+        mine = f", of which this is rank {rank} of {size}" if size > 1 else ""
         batches = f"{self.num_samples} samples in batches of {self.batch}{mine}"
         return f"{batches}; {steps}; {self._machinery().crew}"
 
@@ -293,8 +293,7 @@ def _checked(count: int | str, kind: str, ahead: int | None) -> int | str:
     workers.check(count, kind)
     if ahead is not None and ahead < 1:
         raise ConfigError(
-            f"at least 1 batch is made ready ahead of time, not {ahead}; without any of it:"
-            " workers=0"
+            f"ahead={ahead}: expected at least 1 batch; workers=0 loads no batch ahead of time"
         )
     return count
 
@@ -304,17 +303,17 @@ def _reader(n: int, seed: int | None, world: World, partition: Partition) -> Rea
         raise ConfigError(f"partition is 'share' or 'whole', not {partition!r}")
     if partition == "whole" and seed is None:
         raise ConfigError(
-            "partition='whole' gives each worker an order of its own, so it needs a seed"
+            "partition='whole' requires a seed, since each rank has an order of its own"
         )
     return Reader(n, seed, world.rank, world.size, partition)
 
 
 def _global_batch(batch: int | None, per_worker: int | None, size: int) -> int:
     if (batch is None) == (per_worker is None):
-        given = f"batch={batch} and batch_per_worker={per_worker}"
+        found = f"batch={batch}, batch_per_worker={per_worker}"
         raise ConfigError(
-            f"give the size of a batch in one way: {given} are {'both' if batch else 'neither'}"
-            " there"
+            "expected one of batch and batch_per_worker, found"
+            f" {'both' if batch else 'neither'} ({found})"
         )
     return batch if batch is not None else _whole("batch_per_worker", per_worker) * size
 
@@ -330,6 +329,6 @@ def _whole(name: str, value: Any) -> int:
 def _not_negative(name: str, value: Any) -> int:
     if (number := _whole(name, value)) < 0:
         raise ConfigError(
-            f"{name} counts samples from the beginning of the run, from 0 on; it cannot be {number}"
+            f"{name}={number}: expected a number of samples from the start of the run, 0 or more"
         )
     return number

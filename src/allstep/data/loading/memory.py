@@ -67,8 +67,8 @@ class SharedBuffer(Buffer):
         except OSError as error:
             os.close(self.fd)
             raise AllstepError(
-                f"no memory for a batch of {nbytes} bytes: {error.strerror}; a smaller batch or"
-                " `ahead` may help"
+                f"no memory for a batch of {nbytes} bytes: {error.strerror}; reduce the batch or"
+                " `ahead`"
             ) from error
         self.alive.add(self.number)
         weakref.finalize(self, _release, self.fd, self.number).atexit = False
@@ -79,8 +79,8 @@ def _check_room(nbytes: int) -> None:
     available = machine.memory().available
     if nbytes > available:
         raise AllstepError(
-            f"no memory for a batch of {nbytes} bytes: {available} are available; a smaller batch"
-            " or `ahead` may help"
+            f"no memory for a batch of {nbytes} bytes: {available} bytes are available; reduce the"
+            " batch or `ahead`"
         )
 
 

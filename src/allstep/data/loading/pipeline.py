@@ -135,6 +135,6 @@ class Machinery:
 def _refuse_encoded(like: Sample | None) -> None:
     if like is not None and isinstance(like.data, bytes | bytearray | memoryview):
         raise ConfigError(
-            "the samples are encoded images, and nothing says how to make arrays of them: "
-            "Loader(source, Transform(RandomResizedCrop(224)), ...), or another transform"
+            "the samples are encoded images, and there is no transform to decode them: use"
+            " Loader(source, Transform(RandomResizedCrop(224)), ...), or another transform"
         )

@@ -130,7 +130,7 @@ class _Crew:
         if os.getpid() != self._pid:
             raise AllstepError(
                 f"this iteration over a loader belongs to process {self._pid}, of which this"
-                f" process ({os.getpid()}) is a fork: begin a new `for batch in loader` here"
+                f" process ({os.getpid()}) is a fork: start a new `for batch in loader` here"
             )
 
     def close(self) -> None:

@@ -169,7 +169,7 @@ class Link:
         if request.stop():
             return Stopped()
         if self._disconnected:
-            return AllstepError("the loader was closed within a loop over it; a new loop may begin")
+            return AllstepError("the loader was closed within a loop over it; start a new loop")
         return AllstepError(self._describe_end(request.samples))
 
     def _message(self, share: Share, chunk: slice, serial: int) -> tuple[bytes, list[int]]:
@@ -198,15 +198,13 @@ class Link:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GRACE)
         code = self.process.returncode
-        how = (
-            f"was killed by {_signal(-code)}"
-            if code is not None and code < 0
-            else f"ended with status {code}"
-        )
-        hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
+        how = f"ended with status {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {_signal(-code)}"
+        hint = "; the kernel does this when memory runs out" if code == -signal.SIGKILL else ""
         return (
             f"worker process {self._number} of the loader (pid {self.process.pid}) {how} while it"
-            f" worked on the samples {samples}{hint}; workers=0 runs the same in this process"
+            f" worked on the samples {samples}{hint}; workers=0 does the same work in this process"
         )
 
     def disconnect(self) -> None:
@@ -256,8 +254,7 @@ def _pickled(recipe: Recipe) -> bytes:
         operations = recipe.transform.operations if recipe.transform else ()
         culprit = next((each for each in operations if why_not_sendable(each)), recipe.source)
         raise ConfigError(
-            f"{culprit!r} cannot be sent to worker processes: {error}; kind='threads' needs no"
-            " sending"
+            f"{culprit!r} cannot be sent to worker processes: {error}; kind='threads' sends nothing"
         ) from error
     return payload
 

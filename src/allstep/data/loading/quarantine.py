@@ -89,7 +89,7 @@ class Quarantine:
             self._can_write = False
             message = (
                 f"{self.path}: bad samples can no longer be listed: {error.strerror or error}; the"
-                " run goes on"
+                " run continues"
             )
             warnings.warn(escaped(message), RuntimeWarning, stacklevel=2)
 
@@ -98,11 +98,11 @@ class Quarantine:
         where = (
             f"all are listed in {self.path}"
             if self._can_write
-            else "`quarantine=` names a file for a list of all"
+            else "set `quarantine=` to a file to list all"
         )
         advice = (
-            "`allstep data verify` checks the whole set, and a larger `budget` lets the run go on"
-            " without them"
+            "`allstep data verify` checks the whole dataset, and with a larger `budget` the run"
+            " continues without them"
         )
         return (
             f"{self.num_bad} samples are bad, more than the {self.budget} allowed; the first:"

@@ -83,7 +83,7 @@ def cores_per_rank(local_size: int) -> int:
 def check(workers: int | str, kind: str) -> None:
     """Raise ConfigError if `workers` or `kind` is not a valid setting."""
     if workers != "auto" and not (isinstance(workers, int) and workers >= 0):
-        raise ConfigError(f"workers is 'auto' or a number from 0, not {workers!r}")
+        raise ConfigError(f"workers is 'auto' or a whole number of at least 0, not {workers!r}")
     if kind not in ("auto", "threads", "processes"):
         raise ConfigError(f"kind is 'auto', 'threads' or 'processes', not {kind!r}")
 
@@ -104,7 +104,7 @@ def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: 
     if recipe.blocks:
         return _for_blocks(count if workers != "auto" else 1, count, recipe, numbers)
     if recipe.transform.releases_gil and len(numbers) < ENOUGH:
-        return Crew(count, "threads", "the transform leaves Python free")
+        return Crew(count, "threads", "the transform releases the GIL")
     part = time_of_two_threads(recipe, numbers)
     why = f"two threads need {part:.2f} of the time of one"
     if efficiency(part, count) >= _MIN_EFFICIENCY:
@@ -124,14 +124,14 @@ def _for_blocks(num_threads: int, num_processes: int, recipe: Recipe, numbers: N
     Such work consists of many short calls of numpy: a second thread only competes for the GIL.
     """
     if len(numbers) < ENOUGH:
-        return Crew(num_threads, "threads", "a small set")
+        return Crew(num_threads, "threads", "a small dataset")
     if why_not_sendable(recipe, _LIGHT):
         return Crew(
             num_threads,
             "threads",
-            "threads hinder each other at blocks, and the source is no light thing to send",
+            "threads compete for the GIL with blocks, and the source is too large to send",
         )
-    return Crew(num_processes, "processes", "threads hinder each other at blocks")
+    return Crew(num_processes, "processes", "threads compete for the GIL with blocks")
 
 
 def efficiency(part: float, count: int) -> float:

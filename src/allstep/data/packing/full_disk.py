@@ -20,8 +20,8 @@ def clear_error(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL:
             raise DataError(f"{error.filename or folder}: {error.strerror or error}") from error
-        room = f", {nbytes(shutil.disk_usage(folder).free)} are left" if folder.exists() else ""
+        room = f", {nbytes(shutil.disk_usage(folder).free)} are free" if folder.exists() else ""
         next_step = (
-            "make room and give the same command again: it goes on with the shard that did not fit"
+            "free some space and repeat the command: it resumes with the shard that did not fit"
         )
         raise DataError(f"{folder}: the disk is full{room}; {next_step}") from error

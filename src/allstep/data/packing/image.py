@@ -93,13 +93,11 @@ class Recoding:
         if self.format not in FORMATS:
             raise ConfigError(f"--format {self.format}: {did_you_mean(self.format, FORMATS)}")
         if self.max_side is not None and self.max_side < 1:
-            raise ConfigError(f"--max-side is a number of pixels from 1 on, not {self.max_side}")
+            raise ConfigError(f"--max-side {self.max_side}: expected 1 pixel or more")
         if self.quality not in _QUALITIES:
             raise ConfigError(f"--quality is 1 to 100, not {self.quality}")
         if self.max_pixels < 1:
-            raise ConfigError(
-                f"--max-pixels is a number of pixels from 1 on, not {self.max_pixels}"
-            )
+            raise ConfigError(f"--max-pixels {self.max_pixels}: expected 1 pixel or more")
         if self.raw and self.format != "keep":
             raise ConfigError(
                 f"--raw stores pixels, --format {self.format} encodes them; give one of the two"
@@ -162,7 +160,7 @@ def size_of(data: Any, kind: str) -> Size:
         return header_size(data)
     except ValueError as error:
         raise ValueError(
-            "is not an image of any format we know" if kind == "other" else f"{kind}: {error}"
+            "is not an image of a known format" if kind == "other" else f"{kind}: {error}"
         ) from error
 
 

@@ -170,7 +170,7 @@ def opened(folder: Path) -> Iterator[Journal]:
 
 def _check_folder(folder: Path, journal: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder}: is not a folder; a packed set is one")
+        raise DataError(f"{folder}: is not a folder; choose a new or empty folder for the shards")
     if folder.is_dir() and not journal.exists() and (strange := _strange(folder)):
         there = ", ".join(strange[:3]) + (
             f" and {len(strange) - 3} more" if len(strange) > 3 else ""

@@ -105,7 +105,7 @@ def _agreed(journal: Journal, origin: Origin, options: Options) -> Plan | None:
     plan = journal.plan
     if plan is None:
         return None
-    again = "give --overwrite to pack anew, or another folder"
+    again = "give --overwrite to pack again, or another folder"
     if plan.options != options:
         before, now = asdict(plan.options), asdict(options)
         differ = ", ".join(
@@ -123,8 +123,8 @@ def _difference(before: Origin, now: Origin) -> str:
     if before.where != now.where:
         return f"{before.where}, not from {now.where}"
     if before.num_samples != now.num_samples:
-        return f"{before.num_samples} samples, and {now.where} has {now.num_samples} now"
-    return f"{now.where} before that was changed"
+        return f"{before.num_samples} samples, and {now.where} now has {now.num_samples}"
+    return f"{now.where}, which has changed since"
 
 
 def _new_plan(
@@ -143,7 +143,7 @@ def _new_plan(
         problems += [made] if isinstance(made, BadSample) else []
     if not sizes:
         raise DataError(
-            f"{origin.where}: of {len(numbers)} samples looked at none can be packed; {problems[0]}"
+            f"{origin.where}: none of {len(numbers)} samples tried can be packed; {problems[0]}"
         )
     mean = sum(sizes) / len(sizes)
     plan = Plan(options, origin, num_shards(options, len(source), mean), round(mean))
@@ -230,7 +230,8 @@ class _Tally:
                 for each in self.bad[:_SHOWN]
             )
             raise DataError(
-                f"{len(self.bad)} bad samples of {self.count}, {self.max_bad} are allowed; {first}"
+                f"{len(self.bad)} of {self.count} samples are bad, more than the {self.max_bad}"
+                f" allowed; the first: {first}"
             )
 
 

@@ -69,8 +69,8 @@ class Options:
             raise ConfigError(f"--to {self.to}: {did_you_mean(self.to, FORMS)}")
         if self.raw and self.to != "tfrecord":
             raise ConfigError(
-                f"--raw is for TFRecord shards, not for --to {self.to}: tar has no place for a"
-                " image's size"
+                f"--raw is for TFRecord shards, not for --to {self.to}: tar cannot store the size"
+                " of an image"
             )
         if not 0 < self.shard_mb < math.inf:
             raise ConfigError(
@@ -79,7 +79,9 @@ class Options:
         if self.shard_samples is not None and self.shard_samples < 1:
             raise ConfigError(f"--shard-samples {self.shard_samples}: expected 1 or more")
         if not self.name or "/" in self.name or self.name.startswith("."):
-            raise ConfigError(f"--name {self.name!r}: expected the beginning of a file's name")
+            raise ConfigError(
+                f"--name {self.name!r}: expected the start of a file name, without / or a leading dot"
+            )
         self.recoding()
 
     def recoding(self) -> Recoding:
@@ -171,8 +173,8 @@ def num_shards(options: Options, num_samples: int, mean_nbytes: float) -> int:
     # Checked before rounding: `wanted` may be infinite.
     if wanted > MAX_SHARDS:
         raise ConfigError(
-            f"{wanted:.0f} shards of that size are needed, more than {MAX_SHARDS}: let a shard hold"
-            " more"
+            f"{wanted:.0f} shards of that size are needed, more than {MAX_SHARDS}: increase"
+            " --shard-mb or --shard-samples"
         )
     return max(1, min(math.ceil(wanted), num_samples))
 

@@ -34,8 +34,24 @@ from allstep.data.sources.tfrecord.framing import frame
 # Features of the source that are not copied: they are written again, or describe only the
 # source's own bytes.
 _REPLACED = frozenset(
-    "image label shape filename image/filename image/raw image/shape"
-    " image/height image/width height width depth image/format image/colorspace image/channels __key__".split()
+    (
+        "__key__",
+        "image",
+        "label",
+        "shape",
+        "filename",
+        "height",
+        "width",
+        "depth",
+        "image/filename",
+        "image/raw",
+        "image/shape",
+        "image/height",
+        "image/width",
+        "image/format",
+        "image/colorspace",
+        "image/channels",
+    )
 )
 
 
