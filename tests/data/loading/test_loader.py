@@ -1,5 +1,4 @@
-"""The loader: no sample lost or repeated, the same images at any number of workers, from any
-position on."""
+"""The loader delivers each sample once per epoch, from any position, at any number of ranks."""
 
 import gc
 import threading
@@ -36,7 +35,7 @@ def loader(n: int, batch: int, rank: int = 0, size: int = 1, **options: Any) -> 
 
 
 def merged(shares: list[Batch]) -> list[int]:
-    """The global batch, from the shares of all ranks."""
+    """Return the global batch from the shares of all ranks."""
     assert len({(share.epoch, share.position) for share in shares}) == 1
     return [number for share in shares for number in share.samples.tolist()]
 
@@ -46,7 +45,7 @@ def samples(batches: Iterator[Batch]) -> list[int]:
 
 
 class TestTheStream:
-    """Without any workers: what is delivered."""
+    """Samples, epochs and positions of the batches, without loader workers."""
 
     @settings(max_examples=30)
     @given(n=st.integers(1, 60), batch=st.integers(1, 80), size=SIZES, epochs=st.integers(1, 3))
@@ -87,7 +86,7 @@ class TestTheStream:
         )
         assert before + [number for shares in resumed for number in merged(list(shares))] == whole
 
-    def test_a_batch_holds_what_it_says(self) -> None:
+    def test_the_fields_of_a_batch_are_consistent(self) -> None:
         batches = list(loader(10, 4, rank=1, size=2).batches(10, 20))
         found = [(batch.epoch, batch.position, batch.weight) for batch in batches]
         assert found == [(1, 10, 2), (1, 14, 2), (1, 18, 1)]
@@ -113,11 +112,11 @@ class TestTheStream:
             for share in shares
         )
 
-    def test_without_a_seed_samples_come_as_they_lie(self) -> None:
-        part = Loader(Arrays(IMAGES), batch=2, numbers=np.array([7, 3, 5]), seed=None)
-        assert [batch.samples.tolist() for batch in part] == [[7, 3], [5]]
+    def test_without_a_seed_samples_keep_their_order(self) -> None:
+        some = Loader(Arrays(IMAGES), batch=2, numbers=np.array([7, 3, 5]), seed=None)
+        assert [batch.samples.tolist() for batch in some] == [[7, 3], [5]]
 
-    def test_a_set_without_samples_has_no_batches(self) -> None:
+    def test_a_dataset_without_samples_has_no_batches(self) -> None:
         assert list(loader(0, 4)) == list(loader(0, 4).batches()) == []
 
     def test_whole_gives_each_worker_an_order_of_its_own(self) -> None:
@@ -125,7 +124,8 @@ class TestTheStream:
         mine = [samples(iter(each)) for each in ranks]
         assert [len(numbers) for numbers in mine] == [50, 50]
         assert all(len(set(numbers)) == 50 for numbers in mine)
-        assert set(mine[0]) & set(mine[1])  # no exact cover: the two were not cut from one order
+        # The two ranks share samples: they do not divide one common order.
+        assert set(mine[0]) & set(mine[1])
 
     def test_byte_order_and_read_only_arrays_come_out_usable(self) -> None:
         images = IMAGES.astype(">i2")
@@ -137,7 +137,7 @@ class TestTheStream:
 
 
 class TestPosition:
-    def test_each_loop_is_an_epoch_and_goes_on_from_the_position(self) -> None:
+    def test_each_loop_is_an_epoch_and_continues_from_the_position(self) -> None:
         ours = loader(10, 4)
         first = samples(iter(ours))
         assert (ours.position, len(ours)) == (10, 3)
@@ -213,7 +213,7 @@ class TestPosition:
             ours.batch = 10
         assert weights == [4, 10, 10, 10, 10, 10, 6]
 
-    def test_batches_end_with_their_epoch_when_nobody_says(self) -> None:
+    def test_batches_end_with_their_epoch_by_default(self) -> None:
         for position in (0, 3, 10, 13, 29):
             found = samples(loader(10, 4).batches(position))
             assert found == samples(loader(10, 4).batches(position, position // 10 * 10 + 10))
@@ -232,11 +232,11 @@ def all_images(shares: list[list[Batch]]) -> torch.Tensor:
 
 
 class TestImages:
-    """Reference: one worker, no threads."""
+    """Equal images at any number of ranks and threads. Reference: one rank, no threads."""
 
     @pytest.mark.parametrize("source", [Arrays, Singly])
     @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-    def test_any_number_of_workers_and_threads_sees_the_same(
+    def test_any_number_of_ranks_and_threads_gives_the_same(
         self, source: type[Arrays], workers: int
     ) -> None:
         images = sample_images(53)
@@ -298,9 +298,9 @@ class TestImages:
 
 class TestMemory:
     def test_a_batch_that_is_held_is_never_overwritten(self) -> None:
-        """Held as a batch, as a slice, as an array, as one image.
+        """A batch may be held as a batch, a slice, an array or one image.
 
-        Reference: the same loader with copies made at once.
+        Reference: the same loader, where each batch is copied immediately.
         """
         images = sample_images(400)
 
@@ -335,7 +335,7 @@ class TestMemory:
 
 
 class TestOptions:
-    def test_what_cannot_be_meant_is_refused(self) -> None:
+    def test_invalid_options_are_refused(self) -> None:
         source = Arrays(IMAGES)
         wrong: list[tuple[dict[str, Any], str]] = [
             ({}, "neither"),
@@ -362,7 +362,7 @@ class TestOptions:
             with pytest.raises(ConfigError, match=message):
                 Loader(source, **options)
 
-    def test_positions_that_cannot_be_are_refused(self) -> None:
+    def test_invalid_positions_are_refused(self) -> None:
         ours = loader(10, 4)
         for wrong in (-1, 0.5, "1"):
             with pytest.raises(ConfigError, match="position"):
@@ -376,9 +376,11 @@ class TestOptions:
         ours = Loader(Arrays(IMAGES), batch=whole(10), seed=whole(3))  # type: ignore[arg-type]
         other = Loader(Arrays(IMAGES), batch=10, seed=3)
         assert samples(iter(ours)) == samples(iter(other))
-        assert samples(ours.batches(whole(100), whole(200))) == samples(other.batches(100, 200))  # type: ignore[arg-type]
+        found = samples(ours.batches(whole(100), whole(200)))  # type: ignore[arg-type]
+        assert found == samples(other.batches(100, 200))
         assert type(ours.state_dict()["position"]) is type(ours.state_dict()["seed"]) is int
-        per_worker = Loader(Arrays(IMAGES), batch_per_worker=whole(10), seed=3)  # type: ignore[arg-type]
+        size: Any = whole(10)
+        per_worker = Loader(Arrays(IMAGES), batch_per_worker=size, seed=3)
         assert sorted(samples(iter(per_worker))) == list(range(100))
 
     def test_a_loader_leaves_the_transform_as_it_is(self) -> None:
@@ -397,7 +399,7 @@ class TestOptions:
         assert [next(iter(each)).target.shape for each in loaders] == [(4, 3), (4, 5)]
         assert transform.num_classes is None
 
-    def test_what_is_wrong_for_every_sample_is_said_at_once(self) -> None:
+    def test_an_option_that_fits_no_sample_is_an_error_at_the_first_batch(self) -> None:
         floats = sample_images(50).astype(np.float32)
         for source in (Arrays(floats), Singly(floats)):
             with pytest.raises(
@@ -430,20 +432,18 @@ class TestOptions:
         with pytest.raises(DataError, match=r"\(1, 2\), \(2, 2\)"):
             next(iter(Loader(Ragged(IMAGES), batch=4, seed=None)))
 
-    def test_it_says_what_it_does(self) -> None:
+    def test_describe(self) -> None:
         threads = set(threading.enumerate())
         text = Loader(Arrays(IMAGES), batch=8, world=world(1, 3)).describe()
         assert "100 samples in batches of 8" in text
         assert "1 of 3" in text
         assert "no workers (arrays are only copied)" in text
-        assert set(threading.enumerate()) <= threads  # to say it, nobody is set to work
+        # `describe` starts no threads.
+        assert set(threading.enumerate()) <= threads
 
 
 class TestRealTransforms:
-    """With the operations that users have.
-
-    Reference: one worker, one loop, one sample at a time.
-    """
+    """Equal images with real augmentations. Reference: one rank, no threads, single samples."""
 
     def jpegs(self, n: int) -> Singly:
         class Jpegs(Singly):

@@ -50,7 +50,7 @@ def our_threads() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """Threads, descriptors, processes: as many as before."""
+    """Check that a test leaves no thread, descriptor or process behind."""
     gc.collect()
     before = fds()
     yield
@@ -61,7 +61,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def children() -> list[int]:
-    """Processes of the loader's that this one has."""
+    """Return the pids of the loader's worker processes that are children of this process."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -88,7 +88,7 @@ def seen(batches: Any) -> tuple[list[list[int]], torch.Tensor]:
 class TestProcesses:
     @pytest.mark.parametrize("source", [Arrays, Singly])
     def test_they_make_the_same_images(self, source: type[Arrays]) -> None:
-        """Two ranks, some samples bad. Reference: one rank, one loop."""
+        """Two ranks, some samples bad. Reference: one rank, no workers."""
         options: dict[str, Any] = {"source": source, "bad": (5, 17, 18)}
         numbers, expected = seen(loader(workers=0, **options).batches(13, 100))
         ranks = [
@@ -103,10 +103,10 @@ class TestProcesses:
         ]
         assert all(1 <= each.num_bad <= 3 for each in ranks)
 
-    def test_the_batch_part_of_a_transform_is_not_left_out(self) -> None:
-        """Its random numbers are drawn here, not in the processes.
+    def test_the_batch_operations_of_a_transform_are_applied(self) -> None:
+        """Its random numbers are drawn in this process, not in the workers.
 
-        Some samples are bad. Reference: one loop.
+        Some samples are bad. Reference: no workers.
         """
         made = noise_transform(batch=[Cutmix(1.0, num_classes=60), Mixup(0.3, num_classes=60)])
         here, there = (
@@ -174,7 +174,7 @@ class TestProcesses:
         assert next(iter(ours)).weight == 10
         ours.close()
 
-    def test_a_number_is_never_set_back_and_what_is_over_is_not_begun(self) -> None:
+    def test_serial_numbers_are_unique_and_cancel_covers_all_of_them(self) -> None:
         crew = Processes(Recipe(Singly(sample_images(4)), noise_transform()), 0)
         with ThreadPoolExecutor(4) as pool:
             numbers = list(pool.map(lambda _: crew.serial(), range(2000)))
@@ -184,7 +184,7 @@ class TestProcesses:
         crew.close()
 
     def test_a_stop_between_two_chunks_is_seen(self) -> None:
-        """As it happens when the loop ends just before a chunk gets its number."""
+        """The loop may end just before a chunk gets its serial number."""
         crew = Processes(Recipe(Singly(sample_images(4)), noise_transform()), 1)
         (link,), stop = crew.links, prefetch.Stop()
 
@@ -199,11 +199,11 @@ class TestProcesses:
         crew.close()
 
     @pytest.mark.parametrize(("room", "unanswered"), [(1 << 15, 2), (0, 1)])
-    def test_it_has_the_next_chunk_before_it_answers_the_last(
+    def test_it_has_the_next_chunk_before_it_replies_to_the_last(
         self, room: int, unanswered: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A question too long for the socket waits: else both sides could wait for the other to
-        read."""
+        """A request too long for the socket's buffer waits: otherwise both sides could wait for the
+        other to read."""
         monkeypatch.setattr(processes, "_ROOM", room)
         recipe = Recipe(Singly(sample_images(8)), noise_transform())
         layout = ShareLayout(
@@ -244,7 +244,7 @@ class TestProcesses:
         assert made == 1 or (ahead + 1) * -(-share // made) >= (processes.DEPTH + 1) * count
 
     def test_they_need_neither_torch_nor_what_downloads_datasets(self) -> None:
-        """Each would be megabytes and tenths of a second for every process."""
+        """Each would cost megabytes and tenths of a second in every process."""
         code = (
             "import sys, allstep.data.loading.worker_process; print(*{'torch', 'http.client'} &"
             " set(sys.modules))"
@@ -264,9 +264,8 @@ class TestProcesses:
             return image
 
         monkeypatch.setattr(pipeline, "STOP_TIMEOUT", 0.2)
-        monkeypatch.setattr(
-            prefetch, "STOP_TIMEOUT", 1e9
-        )  # processes, unlike threads, need not be awaited
+        # The timeout for threads does not apply to processes.
+        monkeypatch.setattr(prefetch, "STOP_TIMEOUT", 1e9)
         images = sample_images(60)
         images[:, 0, 0, 0] = np.arange(60)
         ours = Loader(
@@ -278,7 +277,8 @@ class TestProcesses:
             seed=None,
         )
         for batch in ours:
-            if batch.position == 10:  # all that is under way now is stuck for good
+            # Now everything under way is stuck permanently.
+            if batch.position == 10:
                 until(lambda: len(list(tmp_path.iterdir())) == 2)
                 break
         until(lambda: not our_threads())
@@ -297,7 +297,13 @@ class TestProcesses:
             def slow(image):  # of __main__, without a guard
                 time.sleep(0.02)
                 return image
-            ours = Loader(Singly(sample_images(1000)), Transform(slow, shape=(4, 4, 3)), batch=10, workers=2, kind="processes")
+            ours = Loader(
+                Singly(sample_images(1000)),
+                Transform(slow, shape=(4, 4, 3)),
+                batch=10,
+                workers=2,
+                kind="processes",
+            )
             batches = iter(ours)
             next(batches)
             print(*[link.process.pid for link in ours._ready._processes[0].links], flush=True)
@@ -357,7 +363,7 @@ class TestErrors:
         del caught
         ours.close()
 
-    def test_an_error_that_cannot_be_pickled_is_told(self) -> None:
+    def test_an_error_that_cannot_be_pickled_is_reported(self) -> None:
         def fail(image: Pixels) -> Pixels:
             class OnlyHereError(Exception):
                 def __reduce__(self):  # type: ignore[no-untyped-def]
@@ -388,7 +394,8 @@ class TestEnds:
         assert our_threads() == []
         with pytest.raises(ZeroDivisionError):
             stumble(ours)
-        gc.collect()  # the exception held the frame that held the iterator
+        # The exception held the frame that held the iterator.
+        gc.collect()
         assert our_threads() == []
         batches = iter(ours)
         next(batches)
@@ -418,8 +425,10 @@ class TestEnds:
             from allstep.data import Loader
             from support.array_sources import Singly, noise_transform, sample_images
             kept = []
+            source = Singly(sample_images(5000))
             for kind in ("threads", "processes"):
-                kept.append(iter(Loader(Singly(sample_images(5000)), noise_transform(), batch=10, workers=2, kind=kind)))
+                ours = Loader(source, noise_transform(), batch=10, workers=2, kind=kind)
+                kept.append(iter(ours))
                 next(kept[-1])
             print("done", flush=True)
             """)
@@ -433,7 +442,7 @@ class TestEnds:
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
-    def test_a_fork_is_told_and_may_begin_anew(self) -> None:
+    def test_a_fork_gets_an_error_and_may_start_a_new_loop(self) -> None:
         ours = loader(n=400)
         batches = iter(ours)
         next(batches)
@@ -460,7 +469,8 @@ class TestEnds:
         objects, *rest = after(10)
         later, *rest_later = after(100)
         assert rest_later == rest
-        assert later - objects < 100  # one thing per batch would be 300
+        # One object per batch would be 300.
+        assert later - objects < 100
         ours.close()
 
 
@@ -479,7 +489,7 @@ def in_the_fork(ours: Loader, batches: Any) -> int:
 
 
 class TestBackPressure:
-    def test_a_thread_begins_as_many_chunks_as_it_may_and_ends_them_in_order(self) -> None:
+    def test_a_thread_starts_depth_chunks_and_finishes_them_in_order(self) -> None:
         events: list[str] = []
 
         all_given = threading.Event()
@@ -510,17 +520,16 @@ class TestBackPressure:
         assert all(events.index(f"begin {n + 1}") < events.index(f"end {n}") for n in range(3))
 
     @pytest.mark.parametrize("ahead", [1, 3])
-    def test_no_more_is_read_than_was_asked_for(self, ahead: int) -> None:
+    def test_no_more_than_ahead_batches_are_read(self, ahead: int) -> None:
         source = Counting(sample_images(1000))
         ours = Loader(source, noise_transform(), batch=10, workers=2, kind="threads", ahead=ahead)
         for number, _ in enumerate(ours):
-            assert (
-                source.reads <= 10 * (number + 1 + ahead) + 1
-            )  # one was read to see what samples look like
+            # The first sample was read once more, as an example of all.
+            assert source.reads <= 10 * (number + 1 + ahead) + 1
             if number == 20:
                 break
 
-    def test_work_goes_on_while_the_caller_does_something_else(self) -> None:
+    def test_work_continues_while_the_caller_does_something_else(self) -> None:
         source = Counting(sample_images(1000))
         batches = iter(
             Loader(source, noise_transform(), batch=10, workers=2, kind="threads", ahead=3)
@@ -539,7 +548,7 @@ class Counting(Singly):
 
 
 class Unequal(Singly):
-    """Gives blocks of one sample only, as if no two had one shape."""
+    """A source that returns blocks of one sample only, as if all shapes differed."""
 
     def block(self, numbers: Any) -> Block | None:
         return (
@@ -550,13 +559,13 @@ class Unequal(Singly):
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Waits; the test's own limit ends it when that never comes."""
+    """Wait until `true()`; the timeout of the test ends a wait that never does."""
     while not true():
         time.sleep(0.005)
 
 
 class TestChoice:
-    """Who works when nobody says."""
+    """The default choice of threads or processes."""
 
     def choose(
         self, transform: Transform | None, cores: int = 2, samples: int = 20, blocks: bool = False
@@ -564,10 +573,10 @@ class TestChoice:
         recipe = Recipe(Singly(sample_images(samples)), transform, blocks=blocks)
         return workers.choose("auto", "auto", cores, recipe, np.arange(samples))
 
-    def test_a_large_set_is_measured_whatever_its_transform(
+    def test_a_large_dataset_is_measured_whatever_its_transform(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Decoded images leave so little to C that threads do not help."""
+        """With decoded images so little work is in C that threads do not help."""
         monkeypatch.setattr(workers, "time_of_two_threads", lambda *_: 0.9)
         assert self.choose(Transform(), samples=workers.ENOUGH - 1).kind == "threads"
         assert self.choose(Transform(), samples=workers.ENOUGH).kind == "processes"
@@ -579,14 +588,15 @@ class TestChoice:
         assert str(self.choose(Transform(), blocks=True)) == "1 thread (a small dataset)"
         crew = self.choose(Transform(), samples=workers.ENOUGH, blocks=True)
         assert (crew.kind, crew.count) == ("processes", 2)
-        monkeypatch.setattr(workers, "_LIGHT", 1000.0)  # the arrays alone are more
+        # Less than the arrays alone.
+        monkeypatch.setattr(workers, "_LIGHT", 1000.0)
         crew = self.choose(Transform(), samples=workers.ENOUGH, blocks=True)
         assert (crew.kind, crew.count) == ("threads", 1)
 
-    def test_threads_for_what_leaves_python_free(self) -> None:
+    def test_threads_for_a_transform_that_releases_the_gil(self) -> None:
         assert (self.choose(Transform()).kind, self.choose(Transform()).count) == ("threads", 2)
 
-    def test_processes_when_two_threads_are_no_quicker(
+    def test_processes_when_two_threads_are_not_faster(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for part, kind in ((0.55, "threads"), (1.02, "processes")):
@@ -609,14 +619,14 @@ class TestChoice:
     def test_threads_that_often_wait_for_each_other_are_not_enough(
         self, part: float, cores: int, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Two threads at 0.61 of the time of one lose a fifth; what two lose a little at, eight
-        lose much at."""
+        """Two threads that take 0.61 of the time of one lose a fifth of their throughput; a small
+        loss with two threads is a large one with eight."""
         monkeypatch.setattr(workers, "time_of_two_threads", lambda *_: part)
         assert self.choose(noise_transform(), cores=cores).kind == kind
 
     def test_blocks_only_where_all_of_it_can_be_done_at_once(self) -> None:
-        """Images of several shapes do not stack, and a crop that resizes does not work on a
-        block: asking would only read twice."""
+        """Images of several shapes do not stack, and a crop that resizes does not work on a block:
+        requesting blocks would only read each sample twice."""
         numbers = np.arange(20)
         equal = ArraySource(np.zeros((20, 8, 8, 3), np.uint8), np.zeros(20, np.int64))
         assert fill.gives_blocks(equal, None, numbers)
@@ -624,7 +634,9 @@ class TestChoice:
         assert not fill.gives_blocks(equal, Transform(RandomResizedCrop(8)), numbers)
         assert not fill.gives_blocks(Unequal(sample_images(20)), None, numbers)
 
-    def test_threads_for_what_no_process_can_be_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_threads_for_a_transform_that_cannot_be_pickled(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         lock = threading.Lock()
 
         def hold(image: Pixels) -> Pixels:
@@ -660,9 +672,9 @@ class TestChoice:
     def test_the_measurement_uses_memory_that_was_touched(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Page faults run beside each other, as Python does not.
+        """Page faults run in parallel, Python code does not.
 
-        Two threads that take fresh memory look good for nothing.
+        Two threads that fill new memory would look faster than they are.
         """
         filled: list[tuple[int, Any]] = []
 
@@ -682,9 +694,9 @@ class TestChoice:
     def test_other_programs_do_not_make_two_threads_look_good(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The time without a core counts against two threads only.
+        """Time without a core is subtracted for one thread, not for two.
 
-        Here it is more than all time there is.
+        Here it is more than the whole duration, so the result for one thread is negative.
         """
         recipe, numbers = Recipe(Singly(sample_images(20)), noise_transform()), np.arange(20)
         monkeypatch.setattr(workers, "seconds_in_run_queue", lambda: 1000.0)
@@ -694,7 +706,7 @@ class TestChoice:
         assert 0 <= workers.seconds_in_run_queue() < 1000
 
     def test_the_measurement_lasts_long_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However long the first samples took: they may be the ones that open files."""
+        """The time of the first sample does not count: it may open files."""
         sizes: list[int] = []
         monkeypatch.setattr(
             workers, "_seconds", lambda *args: sizes.append(args[3][0].stop) or 0.001

@@ -1,5 +1,7 @@
-"""Images of every kind that a class folder may hold come through packing, whatever the shards
-are. Reference: Pillow."""
+"""Images of every format that a class folder may contain can be packed into every kind of shard.
+
+Reference: Pillow.
+"""
 
 import io
 from pathlib import Path
@@ -28,7 +30,7 @@ def test_readers_of_tars_know_every_suffix_that_is_written() -> None:
 
 
 def files() -> dict[str, bytes]:
-    """An image of each kind that a folder's files may be."""
+    """Return an image of each format that a class folder may contain, by suffix."""
     pillows = {
         **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
         ".tif": "TIFF",

@@ -1,4 +1,4 @@
-"""Packing: the samples of the source, once each, the same bytes whatever happened on the way."""
+"""Packing stores each sample of the source once; a kill or an error does not change the bytes."""
 
 import io
 import json
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,12 +46,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def packed(folder: Path, target: Path, **options: object) -> Outcome:
-    calls = {
+    calls: Any = {
         key: options.pop(key)
         for key in ("jobs", "overwrite", "strict", "budget", "progress")
         if key in options
     }
-    return pack(open_source(str(folder)), str(folder), target, Options("x", **options), **calls)  # type: ignore[arg-type]
+    settings: Any = options
+    return pack(open_source(str(folder)), str(folder), target, Options("x", **settings), **calls)
 
 
 def shards(folder: Path) -> dict[str, bytes]:
@@ -76,7 +78,7 @@ class TestWhatIsInIt:
         assert everything(there) == everything(open_source(str(folder)))
         assert there.classes == CLASSES
 
-    def test_a_shard_is_as_large_as_asked(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_shard_has_about_the_requested_size(self, folder: Path, tmp_path: Path) -> None:
         packed(folder, tmp_path / "out", shard_mb=0.005)
         sizes = [len(content) for content in shards(tmp_path / "out").values()]
         assert len(sizes) > 2
@@ -106,7 +108,8 @@ class TestWhatIsInIt:
             )
         assert shards(tmp_path / "1") == shards(tmp_path / "3")
 
-    @pytest.mark.timeout(300)  # importing TensorFlow takes 5 s, and longer on a busy machine
+    # Importing TensorFlow takes 5 s, and longer on a busy machine.
+    @pytest.mark.timeout(300)
     def test_tensorflow_reads_it(self, folder: Path, tmp_path: Path) -> None:
         packed(folder, tmp_path / "out", shard_samples=10)
         tf = pytest.importorskip("tensorflow")
@@ -123,7 +126,8 @@ class TestWhatIsInIt:
         files = [path for name in CLASSES for path in sorted((folder / name).iterdir())]
         assert found == [(p.read_bytes(), CLASSES.index(p.parent.name), p.name) for p in files]
 
-    @pytest.mark.timeout(300)  # it imports torch
+    # webdataset imports torch.
+    @pytest.mark.timeout(300)
     def test_webdataset_reads_it(self, folder: Path, tmp_path: Path) -> None:
         tars = pytest.importorskip("webdataset.tariterators")
         packed(folder, tmp_path / "out", to="tar", shard_samples=24)
@@ -134,7 +138,9 @@ class TestWhatIsInIt:
         found = [(sample.get("jpg") or sample["png"], int(sample["cls"])) for sample in samples]
         assert found == everything(open_source(str(folder)))
 
-    def test_a_tar_packed_anew_keeps_the_rest(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_tar_that_is_packed_again_keeps_other_features(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         with tarfile.open(tmp_path / "old.tar", "w") as archive:
             for name, content in (
                 ("a.jpg", encoded(1)),
@@ -158,7 +164,7 @@ class TestWhatIsInIt:
             b"a",
         ]
 
-    def test_other_features_come_along(self, folder: Path, tmp_path: Path) -> None:
+    def test_other_features_of_tfrecords_are_kept(self, folder: Path, tmp_path: Path) -> None:
         box = {
             "image/encoded": encoded(1),
             "image/class/label": 3,
@@ -219,9 +225,8 @@ class TestImages:
             )
             found = there.read(number)
             assert found.data.shape == expected.shape
-            assert (
-                np.abs(found.data - expected).max() <= 2
-            )  # two decoders of JPEG round differently
+            # The two JPEG decoders round differently.
+            assert np.abs(found.data - expected).max() <= 2
             assert found.target == before.read(number).target
 
     def test_raw_arrays_come_back_as_they_were(self, tmp_path: Path) -> None:
@@ -261,11 +266,12 @@ from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 folder, target, when, shards = sys.argv[1:]
-packing._MOST_IN_CHUNK = 1
+packing._MAX_IN_CHUNK = 1
 def die(done, total):
     if done >= int(when) > 0:
         os.kill(os.getpid(), signal.SIGKILL)
-if int(when) < 0:  # between a shard's name and its line
+# Between the rename of a shard and its line in the journal.
+if int(when) < 0:
     journal.Journal.add = lambda self, done: os.kill(os.getpid(), signal.SIGKILL)
 options = Options("x", shard_samples=int(shards), max_side=20, shuffle=3)
 pack(open_source(folder), folder, Path(target), options, jobs=1, progress=die)
@@ -310,7 +316,7 @@ class TestStopped:
         assert packed(folder, tmp_path / "out", shard_samples=6).num_before == 3
         assert packed(folder, tmp_path / "out", shard_samples=6).num_before == 4
 
-    def test_a_shard_that_is_gone_is_packed_again(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_shard_that_was_deleted_is_packed_again(self, folder: Path, tmp_path: Path) -> None:
         packed(folder, tmp_path / "out", shard_samples=6)
         before = shards(tmp_path / "out")
         (tmp_path / "out" / "x-00002-of-00004.tfrecord").unlink()
@@ -337,7 +343,7 @@ class TestStopped:
             packed(folder, tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
-    def test_a_folder_of_somebody_else(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_folder_with_other_files(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "thesis.tex").write_text("x")
         with pytest.raises(DataError, match=r"holds other files \(thesis.tex\)"):
@@ -352,7 +358,7 @@ class TestStopped:
             check=False,
         )
         if mounting.returncode:
-            pytest.skip("no right to mount a small disk")
+            pytest.skip("no permission to mount a small disk")
         try:
             with pytest.raises(
                 DataError, match=r"the disk is full.*resumes with the shard that did not fit"
@@ -423,7 +429,7 @@ class TestBadSamples:
         ({"format": "png", "raw": True}, "give one of the two"),
     ],
 )
-def test_options_that_cannot_be_right(options: dict[str, object], complaint: str) -> None:
+def test_invalid_options(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Options("x", **options)  # type: ignore[arg-type]
 
@@ -450,34 +456,23 @@ def test_tar_is_as_tar_writes_it(folder: Path, tmp_path: Path) -> None:
 
 
 class TestTheCommand:
-    def invoke(self, *words: object) -> Result:
-        return CliRunner().invoke(app, ["data", "pack", *map(str, words)])
+    def invoke(self, *arguments: object) -> Result:
+        return CliRunner().invoke(app, ["data", "pack", *map(str, arguments)])
 
     def test_twice(self, folder: Path, tmp_path: Path) -> None:
-        words = (
-            folder,
-            tmp_path / "out",
-            "--max-side",
-            20,
-            "--shuffle",
-            "--seed",
-            3,
-            "--shard-samples",
-            8,
-            "-j",
-            2,
-        )
-        outcome = self.invoke(*words)
+        options = "--max-side 20 --shuffle --seed 3 --shard-samples 8 -j 2".split()
+        arguments = (folder, tmp_path / "out", *options)
+        outcome = self.invoke(*arguments)
         assert outcome.exit_code == 0, outcome.output
         assert "out: 24 samples in 3 shards" in outcome.stdout
-        assert "24 samples in 3 shards, 3 of them before" in self.invoke(*words).stdout
+        assert "24 samples in 3 shards, 3 of them before" in self.invoke(*arguments).stdout
         assert list(shards(tmp_path / "out")) == [
             f"out-0000{i}-of-00003.tfrecord" for i in range(3)
         ]
         packed(folder, tmp_path / "same", max_side=20, shuffle=3, shard_samples=8)
         assert list(shards(tmp_path / "same").values()) == list(shards(tmp_path / "out").values())
 
-    def test_a_set_by_name(self, tmp_path: Path) -> None:
+    def test_a_dataset_by_name(self, tmp_path: Path) -> None:
         assert "360 samples" in self.invoke("digits", tmp_path / "out", "--raw", "--test").stdout
         there = open_source(str(tmp_path / "out"))
         assert there.classes == tuple("0123456789")
@@ -486,7 +481,7 @@ class TestTheCommand:
             np.testing.assert_array_equal(there.read(number).data[..., 0], images.images[number])
             assert there.read(number).target == images.labels[number]
 
-    def test_bad_samples_are_told(self, folder: Path, tmp_path: Path) -> None:
+    def test_bad_samples_are_reported(self, folder: Path, tmp_path: Path) -> None:
         (folder / "cat" / "003.jpg").write_bytes(b"no")
         outcome = self.invoke(folder, tmp_path / "out")
         assert "1 bad samples left out" in outcome.stderr
@@ -496,15 +491,17 @@ class TestTheCommand:
         assert not (tmp_path / "out" / "quarantine.jsonl").exists()
 
     @pytest.mark.parametrize(
-        "words",
+        "arguments",
         [
             ["{tmp}/none", "{tmp}/out"],
             ["{tmp}/photos", "{tmp}/photos/out"],
             ["{tmp}/photos", "{tmp}/o", "--to", "rar"],
         ],
     )
-    def test_bad_input_is_one_line(self, folder: Path, tmp_path: Path, words: list[str]) -> None:
-        outcome = self.invoke(*(word.format(tmp=tmp_path) for word in words))
+    def test_bad_input_is_one_line(
+        self, folder: Path, tmp_path: Path, arguments: list[str]
+    ) -> None:
+        outcome = self.invoke(*(each.format(tmp=tmp_path) for each in arguments))
         assert getattr(outcome.exception, "exit_code", None) == 2
         assert "\n" not in str(outcome.exception)
         assert not (tmp_path / "out").exists()
