@@ -20,11 +20,6 @@ from allstep.data.sources.tar import source as tar
 from support.image_folders import encoded, image
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
-
-
 def test_readers_of_tars_know_every_suffix_that_is_written() -> None:
     assert set(SUFFIXES.values()) <= set(tar.IMAGES)
 

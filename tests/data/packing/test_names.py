@@ -18,11 +18,6 @@ from support.image_folders import encoded
 from support.tfrecord_files import read_records
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
-
-
 def make(root: Path, folder: bytes, file: bytes, content: bytes = encoded(1)) -> Path:
     path = root / os.fsdecode(folder) / os.fsdecode(file)
     path.parent.mkdir(parents=True)
