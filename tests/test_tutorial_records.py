@@ -145,7 +145,7 @@ class TestCommands:
         again()
         again()
         (course / "classes.txt").write_text("tench\nhen\ngoldfish\n")
-        with pytest.raises(DataError, match="before that was changed; give --overwrite"):
+        with pytest.raises(DataError, match="which has changed since; give --overwrite"):
             again()
 
     def test_labels_that_are_no_text_are_one_line(self, tmp_path: Path) -> None:

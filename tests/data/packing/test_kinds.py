@@ -1,5 +1,7 @@
-"""Images of every kind that a class folder may hold come through packing, whatever the shards
-are. Reference: Pillow."""
+"""Images of every format that a class folder may contain can be packed into every kind of shard.
+
+Reference: Pillow.
+"""
 
 import io
 from pathlib import Path
@@ -18,17 +20,12 @@ from allstep.data.sources.tar import source as tar
 from support.image_folders import aged, encoded, image
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
-
-
 def test_readers_of_tars_know_every_suffix_that_is_written() -> None:
     assert set(SUFFIXES.values()) <= set(tar.IMAGES)
 
 
 def files() -> dict[str, bytes]:
-    """An image of each kind that a folder's files may be."""
+    """Return an image of each format that a class folder may contain, by suffix."""
     pillows = {
         **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
         ".tif": "TIFF",
