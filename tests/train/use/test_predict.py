@@ -160,7 +160,7 @@ def test_in_several_batches_they_are_the_same(
     files.insert(2, tmp_path / "none.png")
     trained = load_run(tmp_path / "run", device="cpu")
     whole = list(predict(trained, files))
-    monkeypatch.setattr("allstep.train.use.predict._MOST", 3)
+    monkeypatch.setattr("allstep.train.use.predict._MAX_IMAGES", 3)
     batched = list(predict(trained, files))
     assert [each.image for each in batched] == [str(file) for file in files]
     assert [each.problem for each in batched] == [each.problem for each in whole]
@@ -396,7 +396,7 @@ def test_the_table_keeps_its_columns() -> None:
 def test_no_run_and_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such folder"):
         load_run(tmp_path / "gone")
-    with pytest.raises(ConfigError, match=r"there is no config\.yaml in it"):
+    with pytest.raises(ConfigError, match=r"it has no config\.yaml"):
         load_run(tmp_path)
     make_run(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"config\.yaml: is a file; expected a run folder"):
