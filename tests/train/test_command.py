@@ -113,7 +113,7 @@ def test_the_recipes_are_listed(tmp_path: Path) -> None:
         ),
         (["digits", "--out", "/proc/nothing"], "cannot be written"),
         (["digits", "--resume", "nothere"], "nothere: holds no run to resume"),
-        (["digits", "--resume", "nothere", "--dry-run"], "--overfit and --dry-run come before one"),
+        (["digits", "--resume", "nothere", "--dry-run"], "--overfit and --dry-run precede one"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: list[str], complaint: str) -> None:

@@ -1,4 +1,4 @@
-"""What `allstep data info` and `verify` found, as tables for a person."""
+"""Print the results of `allstep data info` and `allstep data verify` as tables."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 _BAD_SHOWN = 20
 _CLASSES_SHOWN = 20
-_BAR = 30  # characters of the longest bar
+# Width of the longest bar in characters.
+_BAR = 30
 
 
 def info_table(info: "Info", *, stderr: bool = False) -> None:
-    """Prints figures, then classes with bars."""
+    """Print the figures of a dataset, then its classes with a bar for each number of samples."""
     console = Console(stderr=stderr, highlight=False)
     figures = Table(show_header=False, box=None)
     figures.add_column()
@@ -35,6 +36,7 @@ def info_table(info: "Info", *, stderr: bool = False) -> None:
 
 
 def _figures(info: "Info") -> Iterator[tuple[str, str]]:
+    """Yield the rows of the table: name and text of each figure."""
     yield "source", f"{info.where} ({info.kind})"
     yield "samples", f"{info.num_samples}"
     yield "files", f"{info.num_files}, {nbytes(info.nbytes)}, {nbytes(info.mean_nbytes)} a sample"
@@ -52,19 +54,21 @@ def _figures(info: "Info") -> Iterator[tuple[str, str]]:
 
 
 def _spread(spread: "Spread") -> str:
+    """Return the range and the median as text, or the value if all are equal."""
     if spread.smallest == spread.largest:
         return str(spread.median)
     return f"{spread.smallest} to {spread.largest}, median {spread.median}"
 
 
 def _balance(info: "Info") -> str:
+    """Return the range of the classes' sample counts as text."""
     counts = [count for _, count in info.classes]
     low, high = min(counts), max(counts)
     return f"{low} samples each" if low == high else f"{low} to {high} samples each"
 
 
 def _classes(info: "Info", block: str) -> Table:
-    """All classes, or the largest and the smallest ones, with bars of `block`."""
+    """Return a table of all classes, or of the largest and smallest ones, with bars of `block`."""
     table = Table("class", "samples", "", box=None)
     most = max(1, *(count for _, count in info.classes))
     for name, count in _some(info.classes):
@@ -79,6 +83,7 @@ def _shown(text: str) -> Text:
 
 
 def _some(classes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int | None]]:
+    """Yield all classes; if there are many, the largest ones, a line "... N more", the smallest."""
     if len(classes) <= _CLASSES_SHOWN:
         yield from classes
         return
@@ -89,7 +94,7 @@ def _some(classes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int | None]
 
 
 def bad_table(bad: "Sequence[BadSample]") -> None:
-    """Prints the first bad samples."""
+    """Print the first bad samples with file, byte offset and reason."""
     table = Table("sample", "file", "byte", "reason", box=None)
     for each in bad[:_BAD_SHOWN]:
         name = _shown(Path(each.place.file).name)
