@@ -23,6 +23,7 @@ check: install
 	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/changelog check
 
 bench: install
 	$(BIN)/allstep bench launch
