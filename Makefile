@@ -1,10 +1,10 @@
-# make demo | make test | make check | make soak | make bench: each installs what it needs first; a second call is quick.
+# make demo | make test | make check | make soak | make bench | make release: each installs what it needs first; a second call is quick.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check soak bench install system clean
+.PHONY: demo test check soak bench release install system clean
 
 # Four epochs of the default recipe, and a page to look at.
 demo: install
@@ -27,6 +27,10 @@ check: install
 
 bench: install
 	$(BIN)/allstep bench launch
+
+# Version, changelog, sdist and wheel, commit and tag, all of it local: make release VERSION=0.1.0
+release: install
+	@$(BIN)/python tools/release $(VERSION)
 
 install: system $(STAMP)
 
