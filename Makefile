@@ -1,6 +1,10 @@
 # make demo | make test | make check | make soak | make bench | make release: each installs what it needs first; a second call is quick.
 PYTHON ?= python3
-VENV := .venv
+# TORCH=2.5 installs that version instead of the pinned one, in an environment of its own. A version of torch may name
+# the one sympy it works with.
+TORCH ?=
+OTHER_TORCH := $(if $(TORCH),s/^torch==.*/torch==$(TORCH)/;/^sympy==/d)
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -39,9 +43,10 @@ system:
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt hatchling editables
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test]'
+	sed -e '$(OTHER_TORCH)' constraints.txt >$(VENV)/constraints.txt
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[test]'
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-torch-* build dist .pytest_cache .mypy_cache .ruff_cache
