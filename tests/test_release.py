@@ -97,6 +97,7 @@ def test_a_release(repository: Path) -> None:
     assert git(repository, "cat-file", "-t", f"v{VERSION}") == "tag\n"
     assert git(repository, "log", "-1", "--format=%s") == f"Release {VERSION}\n"
     assert f'"{VERSION}"' in (repository / "src" / "allstep" / "_version.py").read_text()
+    assert f'version: "{VERSION}"\n' in (repository / "CITATION.cff").read_text()
 
     text = (repository / "CHANGELOG.md").read_text()
     (section,) = re.findall(
