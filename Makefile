@@ -1,6 +1,6 @@
 # make demo | make test | make check | make soak | make bench | make release: each installs what it needs first; a second call is quick.
 PYTHON ?= python3
-# TORCH=2.5 installs that version instead of the pinned one, in an environment of its own. A version of torch may name
+# TORCH=2.13 installs that version instead of the pinned one, in an environment of its own. A version of torch may name
 # the one sympy it works with.
 TORCH ?=
 OTHER_TORCH := $(if $(TORCH),s/^torch==.*/torch==$(TORCH)/;/^sympy==/d)
