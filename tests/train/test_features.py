@@ -1,4 +1,4 @@
-"""Options of a run: each one in a complete run on the digits, with a reference where there is one."""
+"""Options of a run: each in a complete run on the digits, with a reference if there is one."""
 
 import re
 from dataclasses import replace
@@ -244,8 +244,8 @@ def test_a_label_found_in_a_step_is_named(ranks: Any) -> None:
 def run_and_resume(
     overrides: list[str], memory: int | None = None
 ) -> tuple[checkpoint.Snapshot, checkpoint.Snapshot]:
-    """Return the last checkpoint of a run, and that of a run resumed from its middle, where a worker
-    has that much memory."""
+    """Return the last checkpoint of a run, and that of a run resumed from its middle, where a
+    worker has that much memory."""
     world = allstep.init()
     config = read_config("digits", [*SHORT, "save.epochs=0.3", "save.keep=99", *overrides])
     first, second = Path.cwd() / "first", Path.cwd() / "second"
@@ -290,7 +290,7 @@ def test_a_resumed_run_has_the_same_bits(ranks: Any, overrides: list[str]) -> No
             assert torch.equal(tensor, theirs[name]), name
 
 
-def test_a_batch_grows_by_larger_micro_batches_where_there_is_memory_and_resumes_so_where_there_is_not(
+def test_a_batch_grows_by_larger_micro_batches_where_there_is_memory_and_resumes_where_there_is_not(
     ranks: Any,
 ) -> None:
     """To the same bits: the checkpoint stores the number of samples at once.

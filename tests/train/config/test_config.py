@@ -326,7 +326,7 @@ def signature_default(kind: type, name: str) -> object:
     ],
 )
 def test_an_optimizer_has_its_own_defaults(name: str, kind: type[torch.optim.Optimizer]) -> None:
-    """The defaults of its class: in the optimizer that is built, and in the config that is written."""
+    """The defaults of its class: in the optimizer and in the config that is written."""
     config = read_config("digits", [f"optimizer={name}"])
     made = make_optimizer(config.resolved(1), torch.nn.Linear(3, 2))
     assert isinstance(made, kind)
@@ -374,7 +374,7 @@ RATE = "epochs: 3\noptimizer: {lr: 0.1}\n"
     "more", ["batch: 128\n", "batch_per_worker: 512\n", "recipe: digits\nbatch: 128\n"]
 )
 def test_a_rate_in_a_file_belongs_to_a_batch(tmp_path: Path, more: str) -> None:
-    """Scaled from a recipe's batch, which the file does not name, the learning rate would change."""
+    """Scaled from a recipe's batch that the file does not name, the learning rate would change."""
     path = tmp_path / "mine.yaml"
     path.write_text(RATE + more)
     message = complaint(source=str(path))

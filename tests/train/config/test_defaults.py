@@ -138,7 +138,7 @@ def test_a_config_written_before_is_the_same_run(tmp_path: Path, recipe: str) ->
 
 
 def test_a_run_on_data_of_ones_own_from_before_is_the_same_run(tmp_path: Path) -> None:
-    """It started from fashion-mnist and has that name; the same file today describes another run."""
+    """It started from fashion-mnist and has that name; the same file is another run today."""
     out = tmp_path / "out"
     out.mkdir()
     before = {**SETTINGS["fashion-mnist"], "precision": "bfloat16", "batch": 16}

@@ -1,4 +1,4 @@
-"""Renamed config keys: a user who types an old one gets an error, old run folders are translated."""
+"""Renamed config keys: typing an old one is an error, old run folders are translated."""
 
 from pathlib import Path
 from typing import Any

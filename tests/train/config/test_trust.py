@@ -1,4 +1,4 @@
-"""The code that a run folder may execute: none, unless this user wrote the folder or gives --trust."""
+"""Code that a run folder may execute: none, unless this user wrote the folder or gives --trust."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""The training sample at the end of a run: its score, any number of workers, no effect on the run."""
+"""The training sample at the end of a run: its score with any number of workers, no effect."""
 
 import itertools
 import os
@@ -93,7 +93,7 @@ def by_hand(out: Path, which: Any) -> tuple[float, float]:
 def test_the_sample_is_scored_once_in_evaluation_mode_with_the_tested_weights(
     ranks: Ranks, choose: Any
 ) -> None:
-    """Reference: the checkpoint of these weights. The best ones are forced to be those of epoch 1."""
+    """Reference: the checkpoint of these weights. The best ones are set to those of epoch 1."""
     results = ranks(2, run_whose_first_evaluation_is_best, [f"evaluation.weights={choose}"])
     out, samples = results[0].out, NUM_TRAIN * (2 if choose == "last" else 1)
     loss, accuracy = by_hand(out, choose)

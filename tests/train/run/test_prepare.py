@@ -110,7 +110,8 @@ WRONG = [
     ),
     (
         ["batch=3", "model.norm=batch"],
-        "3 samples on 2 workers in 1 micro-batch each are 1 at a time, and model.norm=batch needs 2",
+        "3 samples on 2 workers in 1 micro-batch each are 1 at a time, and model.norm=batch needs"
+        " 2",
     ),
     (
         ["batch_per_worker=1", "model.norm=ghost", "model.ghost=2"],

@@ -305,7 +305,7 @@ def train_until_stopped(out: Path, evaluation: int) -> str:
     "evaluation", [1, 2, 3]
 )  # validation, validation after the last step, test
 def test_asked_to_stop_within_an_evaluation(ranks: Any, tmp_path: Path, evaluation: int) -> None:
-    """The run saves without waiting for the end of the evaluation, which the resumed run repeats."""
+    """The run saves before the end of the evaluation, which the resumed run repeats."""
     (whole, _) = ranks(2, train_until_stopped, tmp_path / "whole", 0)
     out = tmp_path / "cut"
     assert ranks(2, train_until_stopped, out, evaluation) == ["SIGTERM"] * 2

@@ -1,4 +1,4 @@
-"""The EMA of the weights, compared with torch's AveragedModel and slow numpy; equal on all ranks."""
+"""The EMA of the weights, against torch's AveragedModel and slow numpy; equal on all ranks."""
 
 from typing import Any
 

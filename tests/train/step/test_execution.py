@@ -130,8 +130,8 @@ def test_norms_that_communicate_are_not_compiled(ranks: Ranks) -> None:
         assert found["name"] == "plain"
         assert (
             found["notes"][1]
-            == "execution compiled is not used: its norms communicate with other ranks, which cannot be"
-            " compiled"
+            == "execution compiled is not used: its norms communicate with other ranks, which"
+            " cannot be compiled"
         )
 
 

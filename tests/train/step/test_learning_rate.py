@@ -1,4 +1,4 @@
-"""The learning rate by samples seen, compared with closed forms: warm-ups, all shapes, their ends."""
+"""The learning rate by samples seen, against closed forms: warm-ups, all shapes, their ends."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The room for larger micro-batches: bytes of a sample computed by hand, and models without room."""
+"""The room for larger micro-batches: bytes of a sample by hand, and models without room."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The choice for `precision: auto`: by faked CPU flags, by timing, on several ranks, and resumed."""
+"""The choice for `precision: auto`: by faked CPU flags, by timing, on several ranks, resumed."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The task interface: training and evaluation use the task, and one besides classification works."""
+"""The task interface: training and evaluation work with a task besides classification."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
