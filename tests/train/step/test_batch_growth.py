@@ -1,5 +1,4 @@
-"""A batch that grows: by epochs against a table written by hand, by noise on gradients whose noise
-scale is known."""
+"""Batch growth: by epochs compared with a table, by noise on gradients of known noise scale."""
 
 import json
 import math
@@ -22,8 +21,8 @@ def growth(batch: int = 100, room: int = 0, **section: object) -> Growth:
 
 
 def measured(scale: float, steps: int, seed: int = 0) -> Running:
-    """Gradients in 50 dimensions with |G|^2 = 1 and tr(Sigma) = scale, on 8 workers with 64 samples
-    each."""
+    """Return the noise scale measured on gradients in 50 dimensions with |G|^2 = 1 and tr(Sigma) =
+    scale, on 8 workers with 64 samples each."""
     draw, running = np.random.default_rng(seed), Running()
     truth = np.eye(50)[0]
     for _ in range(steps):
@@ -51,7 +50,7 @@ def test_without_growth_the_batch_stays() -> None:
     ],
 )
 def test_at_given_epochs(samples: int, batch: int) -> None:
-    """The last time it would be 2700, and there are but 1000 samples."""
+    """The last growth would give 2700, but there are only 1000 samples."""
     assert growth(at=(2, 2.5, 4), factor=3).batch(samples) == batch
 
 
@@ -62,7 +61,7 @@ def test_never_above_the_most() -> None:
 
 @given(st.lists(st.integers(0, 20 * N), min_size=1), st.integers(1, 4), st.integers(1, 5000))
 def test_growth_by_epochs_knows_no_history(samples: list[int], factor: int, most: int) -> None:
-    """So a resumed run has the same batches; and more samples never mean a smaller batch."""
+    """So a resumed run has the same batches, and more samples never give a smaller batch."""
     asked = growth(at=(1, 3, 10), factor=factor, max=max(100, most))
     batches = [asked.batch(each) for each in samples]
     assert batches == [
@@ -104,7 +103,7 @@ def test_by_noise_it_stops_at_the_most() -> None:
     assert asked.state()["times"] == 1
 
 
-def test_it_goes_on_from_a_checkpoint() -> None:
+def test_it_resumes_from_a_checkpoint() -> None:
     noise = measured(scale=5000, steps=200)
     whole = growth(by_noise=True)
     before = [whole.batch(samples, noise) for samples in (0, 600, 700)]
@@ -114,7 +113,7 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     assert [resumed.batch(samples, noise) for samples in (800, 1100)] == [200, 400]
 
 
-def test_pieces_stay_as_large_as_they_were() -> None:
+def test_micro_batches_stay_as_large_as_they_were() -> None:
     assert [growth().num_micro_batches(batch, 2, 1) for batch in (100, 200, 400, 450)] == [
         1,
         2,
@@ -123,12 +122,12 @@ def test_pieces_stay_as_large_as_they_were() -> None:
     ]
     assert growth().num_micro_batches(400, 2, 4) == 16
     assert growth(room=10).num_micro_batches(100, 2, 1) == 1, (
-        "less room than a piece has taken from the beginning"
+        "less room than a micro-batch has taken from the beginning"
     )
 
 
-def test_where_there_is_room_pieces_are_larger_and_not_fewer_than_asked_for() -> None:
-    """150 samples at once: a worker's share of 50, 100 and 150 is one piece, 200 are two.
+def test_where_there_is_room_micro_batches_are_larger_and_not_fewer_than_asked_for() -> None:
+    """150 samples at once: a worker's share of 50, 100 or 150 is one micro-batch, 200 are two.
 
     With accumulation=2 there are always two.
     """
@@ -156,7 +155,7 @@ def test_where_there_is_room_pieces_are_larger_and_not_fewer_than_asked_for() ->
     st.integers(1, 4),
     st.integers(0, 5000),
 )
-def test_no_piece_is_larger_than_there_is_room_for(
+def test_no_micro_batch_is_larger_than_there_is_room_for(
     batch: int, size: int, base: int, times: int, room: int
 ) -> None:
     asked = Growth(GrowthConfig(), batch, 10**6, room)
@@ -168,8 +167,8 @@ def test_no_piece_is_larger_than_there_is_room_for(
     assert asked.num_micro_batches(batch, size, base) <= base
 
 
-def test_the_room_that_was_found_goes_on_from_a_checkpoint() -> None:
-    """Whatever memory there is where the run goes on; checkpoints of before knew no room."""
+def test_the_room_that_was_found_is_kept_in_a_checkpoint() -> None:
+    """With any memory of the resuming machine; older checkpoints have no room."""
     resumed = growth(room=10**6)
     resumed.load(json.loads(json.dumps(growth(room=150).state())))
     assert resumed.num_micro_batches(400, 2, 1) == 2

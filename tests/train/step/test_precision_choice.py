@@ -1,5 +1,4 @@
-"""Which precision `precision: auto` gives: by faked CPU flags and capabilities, by timing, on
-several ranks, and resumed."""
+"""The choice for `precision: auto`: by faked CPU flags, by timing, on several ranks, resumed."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -49,7 +48,7 @@ def never() -> Mapping[str, Trial]:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settled]:
-    """`settle` of a world of one rank, whose processor is judged as given."""
+    """Call `settle` for a world of one rank with the given judgment of its processor."""
     monkeypatch.setattr(agree, "gather", lambda world, value: [value])
 
     def settled(
@@ -64,7 +63,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settled]:
 # By flags
 
 
-def test_every_recipe_and_a_config_without_one_say_auto() -> None:
+def test_every_recipe_and_a_config_without_one_have_auto() -> None:
     assert {make().precision for make in RECIPES.values()} == {"auto"}
 
 
@@ -79,7 +78,7 @@ def test_other_precisions_ask_nothing(alone: Callable[..., Settled], name: str) 
 
 
 def test_the_cpu_is_judged_by_flags_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN's own answer is not enough: it is yes for AVX-512 without bfloat16, and no where it is
+    """oneDNN's answer alone is not enough: it is yes for AVX-512 without bfloat16, and no if it is
     limited to AVX2."""
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"):
         monkeypatch.delenv(name, raising=False)
@@ -108,7 +107,7 @@ def test_a_gpu_is_judged_by_its_capability(
 
 
 def test_a_device_that_has_neither_is_one_line() -> None:
-    """The meta device computes nothing, like a GPU that torch was not built for."""
+    """The meta device computes nothing, like a GPU for which torch is not built."""
     with pytest.raises(ConfigError) as caught:
         check_device(torch.device("meta"))
     text = str(caught.value)
@@ -124,8 +123,10 @@ NOW = [0.0]
 
 
 class Slow(nn.Module):
-    """Takes a second in one precision and no time in the other, by a clock of its own: the machine
-    may stand still for seconds."""
+    """A model that takes a second in one precision and no time in the other.
+
+    It has a clock of its own, because the machine may be suspended for seconds.
+    """
 
     def __init__(self, slow_in_bfloat16: bool) -> None:
         super().__init__()
@@ -148,7 +149,7 @@ def example() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("layout", ["plain", "channels-last", "compiled", "auto"])
 @pytest.mark.parametrize(("slow_in_bfloat16", "expected"), [(True, "float32"), (False, "bfloat16")])
-def test_the_faster_one_is_kept_where_flags_say_nothing(
+def test_the_faster_one_is_kept_where_flags_are_unknown(
     alone: Callable[..., Settled],
     slow_in_bfloat16: bool,
     expected: str,
@@ -223,7 +224,7 @@ SHORT = ["epochs=2", "data.validation=100", "save.seconds=null", "batch=200", "l
 
 
 class Opened(Callback):
-    """Keeps what a run begins with."""
+    """A callback that keeps the opening event of a run."""
 
     opening: Opening
 
@@ -232,10 +233,13 @@ class Opened(Callback):
 
 
 def run(
-    out: Path, flags: Mapping[int, frozenset[str] | None], words: list[str], resume: bool = False
+    out: Path,
+    flags: Mapping[int, frozenset[str] | None],
+    overrides: list[str],
+    resume: bool = False,
 ) -> Any:
-    """A run whose ranks have CPUs with these flags; how it begins, and in which precision this rank
-    computes."""
+    """Train a run whose ranks have CPUs with these flags. Return its opening and this rank's
+    precision."""
     world = allstep.init()
     precision_choice.cpu_flags = lambda: flags[world.rank]  # type: ignore[assignment]
     torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: True
@@ -243,7 +247,7 @@ def run(
     snapshot = checkpoint.newest(out / "checkpoints").snapshot if resume else None
     callbacks = [opened, Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else [opened]
     result = train(
-        read_config("digits", [*SHORT, *words]), world, out, callbacks, snapshot=snapshot
+        read_config("digits", [*SHORT, *overrides]), world, out, callbacks, snapshot=snapshot
     )
     return (
         opened.opening.precision,
@@ -257,8 +261,7 @@ LIMITS = {"ONEDNN_MAX_CPU_ISA": "", "DNNL_MAX_CPU_ISA": "", "ATEN_CPU_CAPABILITY
 
 
 def test_a_run_records_its_precision_and_keeps_it(ranks: Ranks, tmp_path: Path) -> None:
-    """Begun where the CPU computes in bfloat16, resumed where it does not: the same as if it had
-    not been interrupted."""
+    """Started on a CPU with bfloat16, resumed on one without: the same result as uninterrupted."""
     out, whole = tmp_path / "run", tmp_path / "whole"
     (wanted,) = ranks(1, run, whole, {0: NATIVE}, [], env=LIMITS)
     ((name, why, notes, _),) = ranks(1, run, out, {0: NATIVE}, [], env=LIMITS)
@@ -292,7 +295,7 @@ def test_ranks_agree_on_float32_when_one_lacks_bfloat16(ranks: Ranks, tmp_path: 
 
 
 def test_ranks_time_together_when_one_does_not_know(ranks: Ranks, tmp_path: Path) -> None:
-    """Whatever comes out, it is the same on both."""
+    """Any result, but the same on both ranks."""
     (first, why, *_), (second, *_) = ranks(
         2, run, tmp_path / "run", {0: NATIVE, 1: None}, ["model.norm=sync"], env=LIMITS
     )
@@ -302,8 +305,8 @@ def test_ranks_time_together_when_one_does_not_know(ranks: Ranks, tmp_path: Path
 
 def test_a_checkpoint_from_before_has_no_name(ranks: Ranks, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ["precision=bfloat16"]
-    (wanted,) = ranks(1, run, out, {0: NATIVE}, words, env=LIMITS)
+    overrides = ["precision=bfloat16"]
+    (wanted,) = ranks(1, run, out, {0: NATIVE}, overrides, env=LIMITS)
     last, first = checkpoint.written(out / "checkpoints")
     checkpoint.remove(last)
     old = checkpoint.read(first)
@@ -311,7 +314,7 @@ def test_a_checkpoint_from_before_has_no_name(ranks: Ranks, tmp_path: Path) -> N
     checkpoint.write(
         out / "checkpoints", checkpoint.Snapshot(old.samples, old.weights, old.optimizer, state)
     )
-    ((name, why, _, loss),) = ranks(1, run, out, {0: NATIVE}, words, True, env=LIMITS)
+    ((name, why, _, loss),) = ranks(1, run, out, {0: NATIVE}, overrides, True, env=LIMITS)
     assert (name, why, loss) == ("bfloat16", "", wanted[3])
 
 

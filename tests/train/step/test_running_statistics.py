@@ -1,4 +1,4 @@
-"""Running statistics over workers, against one norm that is given the weighted mean."""
+"""Running statistics over workers, compared with one norm that gets the weighted mean."""
 
 import pytest
 import torch
@@ -56,8 +56,8 @@ def mean_of_inputs() -> dict[str, torch.Tensor]:
 
 
 class Own(nn.Module):
-    """Buffers as users have them: changed in place, replaced twice in a step, counted, complex, and
-    one that nobody touches."""
+    """Buffers of a user's model: changed in place, replaced twice in a step, counted, complex, and
+    unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def own_buffers() -> tuple[dict[str, torch.Tensor], list[float], int]:
     return dict(model.state_dict()), sums, model.mean._version - version
 
 
-def test_buffers_of_a_users_net_are_equal_and_right(ranks: Ranks) -> None:
+def test_buffers_of_a_users_model_are_equal_and_right(ranks: Ranks) -> None:
     found = ranks(3, own_buffers)
     for buffers, sums, changes in found:
         assert (sums, changes) == ([3.0, 3.0], 0)
@@ -120,7 +120,7 @@ def test_buffers_of_a_users_net_are_equal_and_right(ranks: Ranks) -> None:
     )
 
 
-def test_a_net_without_such_norms_talks_to_nobody() -> None:
+def test_a_model_without_such_norms_does_not_communicate() -> None:
     RunningStatistics(nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2))).average(3)
 
 

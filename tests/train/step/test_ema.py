@@ -1,5 +1,4 @@
-"""The average of the weights: against torch's AveragedModel with the same decay, against slow
-numpy, and equal on all ranks."""
+"""The EMA of the weights, against torch's AveragedModel and slow numpy; equal on all ranks."""
 
 from typing import Any
 
@@ -16,13 +15,13 @@ from allstep.train.step.ema import Average
 from support.ranks import Ranks
 
 
-def small_net(seed: int = 0) -> nn.Sequential:
+def small_model(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
 
 
 def train(model: nn.Sequential, step: int) -> None:
-    """Something that changes all weights and statistics, alike wherever it is called."""
+    """Change all weights and statistics deterministically."""
     generator = torch.Generator().manual_seed(step)
     model.train()(torch.randn(8, 1, 4, 4, generator=generator)).square().mean().backward()
     with torch.no_grad():
@@ -39,7 +38,7 @@ def decay_at(update: int, decay: float, every: int) -> float:
 
 @pytest.mark.parametrize(("decay", "every"), [(0.9, 1), (0.99, 5), (0.3, 3)])
 def test_like_torchs_own(decay: float, every: int) -> None:
-    model = small_net()
+    model = small_model()
     average = Average(model, decay, every)
     updates = 0
 
@@ -91,7 +90,7 @@ def test_a_look_every_few_updates_is_nearly_one_at_each() -> None:
 
 
 def test_the_copy_is_apart() -> None:
-    model = small_net().to(memory_format=torch.channels_last)
+    model = small_model().to(memory_format=torch.channels_last)
     average = Average(model, 0.9)
     assert not average.model.training
     assert model.training
@@ -104,17 +103,17 @@ def test_the_copy_is_apart() -> None:
     assert average.model[0].weight.stride() == model[0].weight.stride()
 
 
-def test_it_goes_on_from_a_checkpoint_to_the_same_bits() -> None:
-    whole_net, model = small_net(), small_net()
-    whole = Average(whole_net, 0.95, 3)
+def test_it_resumes_from_a_checkpoint_to_the_same_bits() -> None:
+    whole_model, model = small_model(), small_model()
+    whole = Average(whole_model, 0.95, 3)
     first = Average(model, 0.95, 3)
     for update in range(1, 11):  # 10 is between two looks
-        train(whole_net, update), train(model, update)
+        train(whole_model, update), train(model, update)
         whole.update(), first.update()
     second = Average(model, 0.95, 3)
     second.load({name: tensor.clone() for name, tensor in first.tensors().items()}, first.updates)
     for update in range(11, 21):
-        train(whole_net, update), train(model, update)
+        train(whole_model, update), train(model, update)
         whole.update(), second.update()
     assert all(
         torch.equal(tensor, second.tensors()[name]) for name, tensor in whole.tensors().items()
@@ -122,9 +121,9 @@ def test_it_goes_on_from_a_checkpoint_to_the_same_bits() -> None:
 
 
 def test_the_average_of_another_net_is_refused() -> None:
-    average = Average(small_net(), 0.9)
+    average = Average(small_model(), 0.9)
     with pytest.raises(
-        CheckpointError, match=r"9 tensors are missing and 2 are not known; the first is '0\.bias'"
+        CheckpointError, match=r"9 tensors are missing and 2 are unknown; the first is '0\.bias'"
     ):
         average.load(dict(nn.Linear(2, 2).named_parameters()), 1)
     tensors = average.tensors()
@@ -135,7 +134,7 @@ def test_the_average_of_another_net_is_refused() -> None:
 def hashes() -> list[int]:
     world = allstep.init()
     torch.set_num_threads(1 + world.rank)  # a rank may have more cores than another
-    model = small_net()
+    model = small_model()
     average = Average(model, 0.9, 2)
     for update in range(1, 8):
         torch.set_num_threads(1)

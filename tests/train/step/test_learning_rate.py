@@ -1,4 +1,4 @@
-"""The rate of a run, by samples seen, against closed forms: warm-ups, all shapes, where they end."""
+"""The learning rate by samples seen, against closed forms: warm-ups, all shapes, their ends."""
 
 import math
 
@@ -14,10 +14,14 @@ EPOCHS = 20
 PLACES = [0.0, 0.03, 0.1, 0.3, 0.31, 0.5, 0.77, 0.999, 1.0]
 
 
-def rates(*words: str) -> list[float]:
-    """At each of the places of a run of 20 epochs, as parts of the peak; no warm-up unless the
-    words say so."""
-    config = read_config("digits", [f"epochs={EPOCHS}", "schedule.warmup=0", *words]).resolved(1)
+def rates(*overrides: str) -> list[float]:
+    """Return the learning rate at places of a run of 20 epochs, as fractions of the peak.
+
+    There is no warm-up unless the overrides set one.
+    """
+    config = read_config("digits", [f"epochs={EPOCHS}", "schedule.warmup=0", *overrides]).resolved(
+        1
+    )
     rate = learning_rate(config, N)
     return [rate(round(place * EPOCHS * N)) / peak_lr(config) for place in PLACES]
 
@@ -42,7 +46,7 @@ def test_the_batch_changes_the_peak_and_not_the_shape() -> None:
 
 @pytest.mark.parametrize("end", [0.0, 0.07, 1.0])
 @pytest.mark.parametrize(
-    ("words", "form"),
+    ("overrides", "form"),
     [
         (["schedule.shape=cosine"], lambda t: (1 + math.cos(math.pi * t)) / 2),
         (["schedule.shape=linear"], lambda t: 1 - t),
@@ -50,12 +54,12 @@ def test_the_batch_changes_the_peak_and_not_the_shape() -> None:
     ],
     ids=["cosine", "linear", "polynomial"],
 )
-def test_shapes_that_fall_to_nothing_end_where_they_are_told(
-    words: list[str], form: object, end: float
+def test_shapes_that_fall_to_nothing_end_at_the_given_value(
+    overrides: list[str], form: object, end: float
 ) -> None:
     assert callable(form)
     expected = [end + (1 - end) * form(place) for place in PLACES]
-    assert rates(*words, f"schedule.end={end}") == pytest.approx(expected, abs=1e-9)
+    assert rates(*overrides, f"schedule.end={end}") == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(("end", "meant"), [(0.0, 0.01), (0.2, 0.2), (1.0, 1.0)])
@@ -79,8 +83,8 @@ def test_constant_and_step_end_where_they_end(end: float) -> None:
 
 @pytest.mark.parametrize(("end", "meant"), [(0.0, 4e-6), (0.1, 0.1)])
 def test_one_cycle_rises_and_falls_once(end: float, meant: float) -> None:
-    """From 0.04 over 30% of the run to the peak, then to the end, along half cosines; a recipe's
-    warm-up has no part in it."""
+    """From 0.04 over 30% of the run to the peak, then to the end, along half cosines; without a
+    recipe's warm-up."""
 
     def form(t: float) -> float:
         if t <= 0.3:
@@ -96,8 +100,8 @@ def test_one_cycle_rises_and_falls_once(end: float, meant: float) -> None:
 
 
 def test_the_usual_warm_up_is_not_for_one_cycle() -> None:
-    """Neither the usual one, nor that of a recipe; one that is asked for stays, for `fitting` to
-    refuse."""
+    """Neither the default nor that of a recipe; one that the user sets stays, and `config.check`
+    rejects it."""
     assert ScheduleConfig(shape="one-cycle").warmup == 0
     assert read_config("fashion-mnist", ["schedule.shape=one-cycle"]).resolved(1).warmup == 0
     assert (
@@ -109,10 +113,10 @@ def test_the_usual_warm_up_is_not_for_one_cycle() -> None:
 
 
 def test_a_warm_up_that_is_not_given_is_a_twentieth_of_the_run() -> None:
-    """As long as the run is: also with more epochs, and with those that a large batch adds."""
+    """Of any run: also with more epochs, and with those that a large batch adds."""
     for epochs in (1, 6, 90):
-        words = ["data.name=digits", f"epochs={epochs}", "batch=8", "optimizer.base_batch=8"]
-        config = read_config("defaults", words)
+        overrides = ["data.name=digits", f"epochs={epochs}", "batch=8", "optimizer.base_batch=8"]
+        config = read_config("defaults", overrides)
         assert config.resolved(1).warmup == config.resolved(1).schedule.warmup == epochs / 20
         rate = learning_rate(config.resolved(1), N)
         assert rate(epochs * N // 20) == pytest.approx(0.1)
@@ -127,14 +131,13 @@ def test_a_warm_up_that_is_not_given_is_a_twentieth_of_the_run() -> None:
 
 @pytest.mark.parametrize("num_train", [640, 1294, 55_000])
 def test_milestones_come_with_the_step_that_begins_there(num_train: int) -> None:
-    """Epochs from the start of the run, whatever the warm-up; 30, 60 and 80 of 90 where none are
-    given."""
-    for words, milestones in (
+    """Epochs from the start of the run, with any warm-up; 30, 60 and 80 of 90 by default."""
+    for overrides, milestones in (
         ([], (30, 60, 80)),
         (["schedule.milestones=[7, 11.5, 80]"], (7, 11.5, 80)),
     ):
         config = read_config(
-            "digits", ["epochs=90", "schedule.shape=step", "schedule.warmup=0.7", *words]
+            "digits", ["epochs=90", "schedule.shape=step", "schedule.warmup=0.7", *overrides]
         ).resolved(1)
         rate = learning_rate(config, num_train)
         for number, epoch in enumerate(milestones):
@@ -144,25 +147,24 @@ def test_milestones_come_with_the_step_that_begins_there(num_train: int) -> None
 
 
 def test_a_milestone_within_the_warm_up_is_not_dropped() -> None:
-    for words in (
+    for overrides in (
         ["schedule.milestones=[3, 9]", "schedule.warmup=5"],
         ["schedule.milestones=[3]", "schedule.warmup=20"],
     ):
         with pytest.raises(ConfigError):
-            rates("schedule.shape=step", *words)
+            rates("schedule.shape=step", *overrides)
 
 
 @pytest.mark.parametrize("kind", ["gradual", "constant", "none"])
 def test_warm_ups(kind: str) -> None:
-    """4 epochs from a quarter of the peak: in a straight line that counts the step to come, flat,
-    or not at all."""
-    words = [
+    """4 epochs from a quarter of the peak: linear up to the next step, constant, or none."""
+    overrides = [
         f"schedule.warmup_kind={kind}",
         "schedule.warmup=4",
         "schedule.warmup_from=0.25",
         "schedule.shape=constant",
     ]
-    config = read_config("digits", [f"epochs={EPOCHS}", *words]).resolved(1)
+    config = read_config("digits", [f"epochs={EPOCHS}", *overrides]).resolved(1)
     rate = learning_rate(config, N)
     for seen in range(0, EPOCHS * N, 64):
         risen = {

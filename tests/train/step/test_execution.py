@@ -1,5 +1,4 @@
-"""How a model is run: choices against figures that the test gives; compiling with the real compiler,
-and without one."""
+"""Execution modes: choices by given times; compiling with the real compiler, and without one."""
 
 import math
 import shutil
@@ -54,7 +53,7 @@ def trials(**seconds: float) -> dict[str, Trial]:
     ],
 )
 def test_compiling_must_pay_for_itself(steps: float, cost: float, expected: str) -> None:
-    """It saves 0.1 s a step, and is paid for three times."""
+    """It saves 0.1 s a step, and its cost counts three times."""
     found = {**trials(plain=0.5, channels_last=0.3), "compiled": Trial(0.2, cost)}
     assert decide(found, steps) == expected
 
@@ -86,12 +85,12 @@ def test_reasons_are_one_line() -> None:
     assert len(reason(RuntimeError("x" * 999))) == 200
 
 
-def without_net(chosen: Chosen) -> dict[str, Any]:
+def without_model(chosen: Chosen) -> dict[str, Any]:
     return {"name": chosen.name, "seconds": dict(chosen.seconds), "notes": chosen.notes}
 
 
 def choose_untouched(ways: tuple[str, ...], by_view: bool, sync: bool) -> dict[str, Any]:
-    """`choose`, with a look at what it must not touch."""
+    """Call `choose`, and return its result with what it must not change."""
     world = allstep.init()
     torch.manual_seed(0)
     model = convert(Small(by_view), sync=True) if sync else Small(by_view)
@@ -106,7 +105,7 @@ def choose_untouched(ways: tuple[str, ...], by_view: bool, sync: bool) -> dict[s
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     loss_of(model, *images).backward()
-    return without_net(chosen)
+    return without_model(chosen)
 
 
 def test_ranks_choose_together(ranks: Ranks) -> None:
@@ -118,7 +117,7 @@ def test_ranks_choose_together(ranks: Ranks) -> None:
     assert note.endswith("; 100 steps are left")
 
 
-def test_a_net_that_cannot_be_channels_last(ranks: Ranks) -> None:
+def test_a_model_that_cannot_be_channels_last(ranks: Ranks) -> None:
     (found,) = ranks(1, choose_untouched, ("channels-last", "plain"), True, False)
     assert found["name"] == "plain"
     assert found["notes"][1].startswith(
@@ -126,13 +125,13 @@ def test_a_net_that_cannot_be_channels_last(ranks: Ranks) -> None:
     )
 
 
-def test_norms_that_talk_are_not_compiled(ranks: Ranks) -> None:
+def test_norms_that_communicate_are_not_compiled(ranks: Ranks) -> None:
     for found in ranks(2, choose_untouched, ("plain", "compiled"), False, True):
         assert found["name"] == "plain"
         assert (
             found["notes"][1]
-            == "execution compiled is not used: its norms communicate with other ranks, which cannot be"
-            " compiled"
+            == "execution compiled is not used: its norms communicate with other ranks, which"
+            " cannot be compiled"
         )
 
 
@@ -155,7 +154,7 @@ def settle_on(name: str, by_view: bool = False) -> dict[str, Any]:
     model = Small(by_view)
     chosen = settle(model, example(), loss_of, world, name)
     loss_of(chosen.model, *example()).backward()
-    return without_net(chosen)
+    return without_model(chosen)
 
 
 def test_a_fixed_way_falls_back(ranks: Ranks) -> None:
@@ -190,7 +189,7 @@ def test_without_a_compiler(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def compiled_like_plain() -> tuple[dict[str, Any], int]:
-    """A Sequential: torch's own Module.compile() would do nothing."""
+    """Compile a Sequential, for which torch's own Module.compile() does nothing."""
     world = allstep.init()
     model, images = (
         nn.Sequential(nn.Linear(8, 4), nn.Tanh()),
@@ -203,7 +202,7 @@ def compiled_like_plain() -> tuple[dict[str, Any], int]:
     found = torch.autograd.grad(loss_of(model, *images), list(model.parameters()))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
-    return without_net(chosen), torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return without_model(chosen), torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -216,7 +215,7 @@ def test_compiled_it_computes_the_same(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_weights_of_one_channel_are_laid_out_too() -> None:
-    """Both layouts are the same memory there, but torch chooses its kernels by the strides."""
+    """Both formats have the same memory there, but torch chooses its kernels by the strides."""
     model = nn.Conv2d(1, 4, 3)
     expected = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last).weight.stride()  # type: ignore[call-overload]
     assert applied(model, "channels-last").weight.stride() == expected == (9, 1, 3, 1)

@@ -1,4 +1,4 @@
-"""The room for larger pieces: bytes of a sample against a sum by hand, and models that get none."""
+"""The room for larger micro-batches: bytes of a sample by hand, and models without room."""
 
 from dataclasses import replace
 
@@ -30,13 +30,13 @@ def test_bytes_of_a_sample_are_what_each_layer_keeps() -> None:
     ) == 8 * (192 + 5)
 
 
-def test_a_quarter_of_the_memory_is_for_a_piece_and_its_gradients() -> None:
+def test_a_quarter_of_the_memory_is_for_a_micro_batch_and_its_gradients() -> None:
     assert samples_at_once(convolution(), forward, 4 * 2 * 1792 * 50) == 50
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(3), nn.SyncBatchNorm(3)])
 def test_a_batch_norm_gets_no_room(norm: nn.Module) -> None:
-    """Its statistics would be those of more samples."""
+    """Its statistics would be over more samples."""
     assert samples_at_once(nn.Sequential(norm, convolution()), forward, 10**12) == 0
 
 
@@ -45,13 +45,13 @@ class Odd(nn.Module):
         raise RuntimeError(f"takes one sample, not {len(x)}")
 
 
-def test_a_net_that_cannot_be_asked_gets_no_room() -> None:
+def test_a_model_that_cannot_be_measured_gets_no_room() -> None:
     assert samples_at_once(Odd(), forward, 10**12) == 0
     assert samples_at_once(nn.Identity(), forward, 10**12) == 0
 
 
 class Counting(nn.Module):
-    """Has a state of its own, and draws."""
+    """A model that has state and draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Counting(nn.Module):
         return output
 
 
-def test_the_net_and_the_draws_are_as_if_nobody_had_asked() -> None:
+def test_the_model_and_the_draws_do_not_change() -> None:
     model = Counting()
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -74,7 +74,7 @@ def test_the_net_and_the_draws_are_as_if_nobody_had_asked() -> None:
 
 
 def test_workers_of_a_host_share_its_memory() -> None:
-    """It does not depend on the moment: what is free may change, what there is does not."""
+    """It depends on the total memory, not on the memory that is free at the moment."""
     cpu, alone = torch.device("cpu"), World.alone()
     whole = memory_of_worker(alone, cpu)
     assert whole == memory_of_worker(alone, cpu) > 10**8
