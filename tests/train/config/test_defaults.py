@@ -149,7 +149,9 @@ def test_a_run_on_data_of_ones_own_from_before_is_the_same_run(tmp_path: Path) -
     assert config.model_dump(mode="json") == before
     assert claim_folder(config, out, resume=True).resumes
     (tmp_path / "mine.yaml").write_text(f"data: {{train: {tmp_path / 'photos'}}}\nbatch: 16\n")
-    with pytest.raises(ConfigError, match=r"recipe was fashion-mnist, is defaults now.*as it was"):
+    with pytest.raises(
+        ConfigError, match=r"recipe was fashion-mnist, is defaults now.*resume it unchanged"
+    ):
         claim_folder(read_config(str(tmp_path / "mine.yaml")).resolved(1), out, resume=True)
 
 
