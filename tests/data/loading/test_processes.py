@@ -244,7 +244,8 @@ class TestProcesses:
             from allstep.data import Loader
             from allstep.data.augment.transform import Transform
             from support.array_sources import Singly, sample_images
-            def slow(image):  # of __main__, without a guard
+            # A function of __main__, in a script without a guard.
+            def slow(image):
                 time.sleep(0.02)
                 return image
             ours = Loader(

@@ -1,4 +1,4 @@
-"""Bad samples are skipped at any number of ranks, listed and counted once; too many are an error."""
+"""Bad samples are skipped at any number of ranks and listed once; too many are an error."""
 
 import json
 import os

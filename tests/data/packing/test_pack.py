@@ -236,10 +236,8 @@ class TestBadSamples:
         assert packed(spoilt, tmp_path / "out", raw=True, shard_samples=10).bad == outcome.bad
 
     def test_too_many(self, spoilt: Path, tmp_path: Path) -> None:
-        with pytest.raises(
-            DataError,
-            match=r"2 of 24 samples are bad, more than the 1 allowed; the first: sample 3 .*003.jpg",
-        ):
+        message = r"2 of 24 samples are bad, more than the 1 allowed; the first: sample 3 .*003.jpg"
+        with pytest.raises(DataError, match=message):
             packed(spoilt, tmp_path / "out", raw=True, budget=1)
         with pytest.raises(DataError, match=r"more than the 0 allowed; the first: sample 3"):
             packed(spoilt, tmp_path / "strict", raw=True, strict=True)

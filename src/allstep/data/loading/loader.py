@@ -110,7 +110,7 @@ class Loader:
 
     @property
     def batch(self) -> int:
-        """Number of samples of one global batch.
+        """Return the number of samples of one global batch.
 
         A new value takes effect with the next batch, also within an epoch.
         """
@@ -124,7 +124,7 @@ class Loader:
 
     @property
     def position(self) -> int:
-        """Number of samples of the run delivered so far, over all ranks.
+        """Return the number of samples of the run delivered so far, over all ranks.
 
         Setting it ends a loop over the loader that is under way.
         """
@@ -136,8 +136,10 @@ class Loader:
 
     @property
     def num_bad(self) -> int:
-        """Number of bad samples that this rank skipped, including those in its quarantine list
-        from an earlier run."""
+        """Return the number of bad samples that this rank skipped.
+
+        Bad samples that an earlier run wrote into the same quarantine list are included.
+        """
         return self._quarantine.num_bad
 
     def __len__(self) -> int:

@@ -66,10 +66,7 @@ class SharedBuffer(Buffer):
             self.raw = mmap.mmap(self.fd, nbytes)
         except OSError as error:
             os.close(self.fd)
-            raise AllstepError(
-                f"no memory for a batch of {nbytes} bytes: {error.strerror}; reduce the batch or"
-                " `ahead`"
-            ) from error
+            raise _no_memory(nbytes, error.strerror) from error
         self.alive.add(self.number)
         weakref.finalize(self, _release, self.fd, self.number).atexit = False
 
@@ -78,10 +75,13 @@ def _check_room(nbytes: int) -> None:
     """Raise AllstepError if the memory is not available, before the kernel swaps or kills."""
     available = machine.memory().available
     if nbytes > available:
-        raise AllstepError(
-            f"no memory for a batch of {nbytes} bytes: {available} bytes are available; reduce the"
-            " batch or `ahead`"
-        )
+        raise _no_memory(nbytes, f"{available} bytes are available")
+
+
+def _no_memory(nbytes: int, reason: str | None) -> AllstepError:
+    return AllstepError(
+        f"no memory for a batch of {nbytes} bytes: {reason}; reduce the batch or `ahead`"
+    )
 
 
 def _release(fd: int, number: int) -> None:

@@ -173,7 +173,7 @@ class Link:
         return AllstepError(self._describe_end(request.samples))
 
     def _message(self, share: Share, chunk: slice, serial: int) -> tuple[bytes, list[int]]:
-        """Return the request for a chunk, and descriptors of memory that it has not mapped yet."""
+        """Return the request for a chunk, and descriptors of memory new to the process."""
         out, buffer = share.rows_of(chunk), share.buffer
         message: dict[str, Any] = {
             "serial": serial,

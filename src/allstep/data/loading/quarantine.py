@@ -56,7 +56,7 @@ class Quarantine:
 
     @property
     def num_bad(self) -> int:
-        """Number of samples found bad, each counted once."""
+        """Return the number of samples found bad, each counted once."""
         return len(self._numbers)
 
     def note(self, bad: BadSample, epoch: int) -> None:

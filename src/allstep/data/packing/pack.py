@@ -107,16 +107,18 @@ def _agreed(journal: Journal, origin: Origin, options: Options) -> Plan | None:
         return None
     again = "give --overwrite to pack again, or another folder"
     if plan.options != options:
-        before, now = asdict(plan.options), asdict(options)
-        differ = ", ".join(
-            f"{key} {before[key]}, now {now[key]}" for key in now if before[key] != now[key]
-        )
-        raise DataError(f"{journal.folder}: was packed with other options ({differ}); {again}")
+        changes = _changes(plan.options, options)
+        raise DataError(f"{journal.folder}: was packed with other options ({changes}); {again}")
     if plan.origin != origin:
         raise DataError(
             f"{journal.folder}: was packed from {_difference(plan.origin, origin)}; {again}"
         )
     return plan
+
+
+def _changes(before: Options, now: Options) -> str:
+    old, new = asdict(before), asdict(now)
+    return ", ".join(f"{key} {old[key]}, now {new[key]}" for key in new if old[key] != new[key])
 
 
 def _difference(before: Origin, now: Origin) -> str:

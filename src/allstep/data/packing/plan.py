@@ -80,7 +80,8 @@ class Options:
             raise ConfigError(f"--shard-samples {self.shard_samples}: expected 1 or more")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ConfigError(
-                f"--name {self.name!r}: expected the start of a file name, without / or a leading dot"
+                f"--name {self.name!r}: expected the start of a file name, without / and without a"
+                " leading dot"
             )
         self.recoding()
 
