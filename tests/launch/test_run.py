@@ -270,7 +270,7 @@ def test_a_killed_agent_is_a_failure_and_leaves_nothing() -> None:
             "-np 5 asks for more workers than the 4 slots listed (localhost:4)",
         ),
         (["-np", "0", "true"], "-np 0: at least 1"),
-        (["true"], "how many workers?"),
+        (["true"], "the number of workers is missing"),
         (["-np", "2", "--show", "0,2", "true"], "no rank 2 among 2 workers"),
         (["-np", "2", "--show", "a", "true"], "--show a"),
         (["-H", "a:2,a:1", "true"], "host a is listed twice"),

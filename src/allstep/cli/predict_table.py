@@ -27,7 +27,7 @@ def show(found: "Sequence[Prediction]", *, stderr: bool) -> None:
 
 
 def lines(found: "Sequence[Prediction]") -> list[str]:
-    """Return one line per image, with aligned columns. Reasons are long, so they widen no column."""
+    """Return one line per image, with aligned columns. Reasons do not widen columns."""
     rows = [[escaped(each.image), *_probabilities(each)] for each in found]
     widths = [max(map(cell_len, cells)) for cells in zip_longest(*rows, fillvalue="")]
     for row, each in zip(rows, found, strict=True):

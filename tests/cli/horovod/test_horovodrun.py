@@ -156,7 +156,7 @@ def test_flags_without_effect_are_named_in_one_line() -> None:
         )
     )
     assert line.startswith("--min-np, --reset-limit (elastic runs come later")
-    assert "; --mpi-args (there is no mpirun below); --mpi (allstep's own engine" in line
+    assert "; --mpi-args (allstep does not use mpirun); --mpi (allstep's own engine" in line
     assert "fusion" not in line
     assert idle_line(parse("--no-torus-allreduce", "--autotune")) == ""
 

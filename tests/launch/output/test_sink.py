@@ -311,6 +311,6 @@ def test_a_folder_that_was_removed(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert (
         done.stderr
-        == "allstep: the current folder does not exist any more: change to another one (cd), and"
+        == "allstep: the current folder does not exist any more; change to another one (cd) and"
         " start again\n"
     )

@@ -352,7 +352,7 @@ def test_an_image_is_not_written_over(tmp_path: Path) -> None:
         app, ["predict", str(tmp_path / "run"), "--json", str(first), str(second)]
     )
     assert isinstance(result.exception, ConfigError)
-    assert "is there already and is not JSON" in str(result.exception)
+    assert "exists and is not JSON" in str(result.exception)
     assert first.read_bytes() == before
     out = tmp_path / "out.json"
     for _ in range(2):
@@ -365,7 +365,7 @@ def test_an_image_is_not_written_over(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "run" / "config.yaml")]
     )
-    assert "is there already and is not HTML" in str(result.exception)
+    assert "exists and is not HTML" in str(result.exception)
 
 
 def test_files_of_a_folder_that_are_left_out_are_named(tmp_path: Path) -> None:
