@@ -51,7 +51,7 @@ def test_the_layers_hold() -> None:
             "allstep.comm.join is not allowed to import allstep.comm.group",
         ),
         (
-            "data/random/keys.py",
+            "data/random/random_keys.py",
             "def late():\n    import allstep.data.sets.load",
             "allstep.data.random is not allowed to import allstep.data.sets",
         ),

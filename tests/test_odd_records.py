@@ -17,7 +17,7 @@ from allstep.study.results import figures
 from allstep.study.tail import Follower
 from allstep.study.trial import Outcome, Trial
 from allstep.train.folder.claim import has_ended
-from allstep.train.folder.lock import check_free
+from allstep.train.folder.run_lock import check_free
 from support.damaged_json import RAW, odd
 from support.limited_process import limited, seeds
 from support.special_files import ODD

@@ -15,17 +15,17 @@ from allstep import runlog
 from allstep.cli.app import app
 from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
-from allstep.data.packing.plan import Options
+from allstep.data.packing.shard_plan import Options
 from allstep.errors import ConfigError, DataError
 from allstep.train import read_config
 from allstep.train.config.run_config import DataConfig, RunConfig
 from allstep.train.folder.claim import claim_folder
-from allstep.train.folder.read import Evaluation
+from allstep.train.folder.existing_run import Evaluation
 from allstep.train.input.splits import Splits, open_splits
 from allstep.train.run.loop import train
 from allstep.train.use.evaluate import reevaluate
 from allstep.train.use.predict import find_images, load_run, predict
-from allstep.train.watch.record import Record
+from allstep.train.watch.run_record import Record
 from support.image_folders import image
 from support.tutorial_records import write_labels, write_tutorial
 

@@ -14,7 +14,7 @@ import pytest
 from allstep.data.opening import open_source
 from allstep.data.sources import idx
 from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
-from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.class_folders import FolderSource
 from allstep.data.sources.tar.source import TarSource
 from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.framing import frame

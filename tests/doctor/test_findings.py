@@ -20,7 +20,7 @@ from allstep.doctor.machine_facts import Network, SharedMemory
 from allstep.doctor.print import show
 from allstep.doctor.programs import Program
 from allstep.doctor.torch_probe import Engine
-from allstep.doctor.trial import try_run
+from allstep.doctor.trial_run import try_run
 from allstep.launch import Host
 from allstep.machine import Memory
 from allstep.world import World

@@ -17,7 +17,7 @@ import pytest
 from allstep.doctor import Finding, Severity, host_checks
 from allstep.doctor.hosts import THIS_MACHINE, Visit, visit
 from allstep.launch.hosts import ssh as launch_ssh
-from allstep.launch.hosts.parse import parse_hosts
+from allstep.launch.hosts.host_list import parse_hosts
 from support.hosts import SshHosts
 
 PYTHON = sys.executable

@@ -22,7 +22,7 @@ from allstep.launch.cause import (
     last_error_lines,
     report,
 )
-from allstep.launch.hosts.parse import Host, assign, is_here, parse_hosts, read_hostfile
+from allstep.launch.hosts.host_list import Host, assign, is_here, parse_hosts, read_hostfile
 from allstep.launch.hosts.ssh import command_on, describe_failure, forwarded, parse_env_only
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Lines, Problem

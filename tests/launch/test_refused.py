@@ -14,7 +14,7 @@ from allstep import cli
 from allstep.errors import ConfigError
 from allstep.launch import Host, Job, discover, parse_hosts, read_hostfile
 from allstep.launch.hosts import discovery
-from allstep.launch.hosts.parse import is_here
+from allstep.launch.hosts.host_list import is_here
 from support.allstep_command import run
 from support.ranks import clean_environment
 

@@ -14,7 +14,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from allstep.errors import ConfigError
-from allstep.launch.gloo import FOLDER, LINE, with_gloo_replaced
+from allstep.launch.replace_gloo import FOLDER, LINE, with_gloo_replaced
 from support.allstep_command import run
 from support.ranks import Ranks
 

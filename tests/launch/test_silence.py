@@ -11,7 +11,7 @@ import pytest
 from allstep import machine, wire
 from allstep.launch.agent import Agent
 from allstep.launch.host_connection import HostConnection
-from allstep.launch.hosts.parse import Host
+from allstep.launch.hosts.host_list import Host
 from allstep.launch.job import Job
 from allstep.launch.launcher import Launcher
 from allstep.launch.link import Link

@@ -45,7 +45,7 @@ from allstep.data.inspect.verify import verify
 from allstep.data.loading.fill import Recipe, fill
 from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
-from allstep.data.packing.plan import Options
+from allstep.data.packing.shard_plan import Options
 from allstep.data.sources import idx
 from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.framing import FOOT, HEADER, frame, header

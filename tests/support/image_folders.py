@@ -38,7 +38,7 @@ def aged(folder: Path) -> Path:
     """Return the folder, in which nothing seems to have changed for an hour.
 
     A class folder that has just changed is listed only when a later change would show: see
-    `allstep.data.sources.folder`.
+    `allstep.data.sources.class_folders`.
     """
     then = time.time() - 3600
     for path in (folder, *folder.rglob("*")):

@@ -5,7 +5,7 @@ from typing import Any
 
 from allstep.data.opening import open_source
 from allstep.data.packing.pack import Outcome, pack
-from allstep.data.packing.plan import Options
+from allstep.data.packing.shard_plan import Options
 from allstep.data.sources.source import Source
 
 NUM = 24

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from allstep import runlog
 from allstep.cli.app import app
-from allstep.train.run.request import TrainRequest
+from allstep.train.run.train_request import TrainRequest
 from allstep.train.run.worker import work
 from support.ranks import Ranks
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.wire import Client, Server, new_token, table
+from allstep.wire import Client, Server, key_table, new_token
 from allstep.wire.frames import LENGTH, MAX_FRAME, pack, receive_frame, unpack
-from allstep.wire.table import Table
+from allstep.wire.key_table import Table
 from allstep.wire.waiting import Request, WaitingRequests
 from support.ranks import wait_until
 
@@ -201,7 +201,7 @@ def test_an_appended_value_is_bounded_by_a_reply(client: Client) -> None:
 
 
 def test_the_number_of_keys_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "_MAX_KEYS", 3)
+    monkeypatch.setattr(key_table, "_MAX_KEYS", 3)
     for key in "abc":
         client.set(key, b"")
     with pytest.raises(ValueError, match="3 keys are stored, the limit is 3"):

@@ -28,7 +28,7 @@ from allstep.cli.predict import (
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:
-    from allstep.train.folder.read import Evaluation
+    from allstep.train.folder.existing_run import Evaluation
     from allstep.train.use.evaluate import Reevaluated
 
 _DONE = "ALLSTEP_EVAL_DONE"
@@ -78,7 +78,7 @@ def eval_(
     """Evaluate the model of a run on every sample once: loss, accuracy, top-5 accuracy."""
     from allstep.errors import ConfigError
     from allstep.train.config.num_workers import check_num_workers
-    from allstep.train.folder.read import Evaluation, SplitName
+    from allstep.train.folder.existing_run import Evaluation, SplitName
     from allstep.world import NONE, World
 
     if split not in get_args(SplitName):

@@ -12,7 +12,7 @@ from allstep.cli.output_file import check_output, write_text
 from allstep.console.escape import print_notice
 
 if TYPE_CHECKING:
-    from allstep.train.folder.read import Which
+    from allstep.train.folder.existing_run import Which
     from allstep.train.use.predict import Prediction
 
 RunFolder = Annotated[
@@ -74,13 +74,13 @@ def predict(
     """
     from allstep.cli.predict_table import show
     from allstep.console.progress_bar import bar
-    from allstep.train.folder.read import run_config
+    from allstep.train.folder.existing_run import run_config
 
     chosen = checked_which(which)
     check_output("--json", json, "JSON")
     # Report errors in the run folder before torch is imported, which takes seconds.
     run_config(run, trust=trust)
-    from allstep.data.sources.folder import left_out_notes
+    from allstep.data.sources.class_folders import left_out_notes
     from allstep.train.use.predict import find_images, load_run
     from allstep.train.use.predict import predict as predict_images
 

@@ -171,7 +171,7 @@ def _announce(
     job: "Job", flags: dict[str, Any], exported: dict[str, str], replace_gloo: bool
 ) -> None:
     """Print the effects of the flags that may surprise the user, and with --verbose all of them."""
-    from allstep.launch.gloo import LINE
+    from allstep.launch.replace_gloo import LINE
 
     if replace_gloo:
         _notice(LINE)
@@ -220,8 +220,8 @@ def _with_file(flags: dict[str, Any]) -> dict[str, Any]:
 
 def _environment(exported: dict[str, str], as_horovod: bool, replace_gloo: bool) -> dict[str, str]:
     """Return the workers' environment: ours, the variables of the flags, and the replacements."""
-    from allstep.launch.gloo import with_gloo_replaced
     from allstep.launch.horovod import with_horovod
+    from allstep.launch.replace_gloo import with_gloo_replaced
 
     env = {
         name: value for name, value in os.environ.items() if name != "ALLSTEP_LAUNCHER"

@@ -221,7 +221,7 @@ def updates(
 def _split(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
     """Return the recipe or config file, and the KEY=VALUE overrides with trust=true for --trust."""
     from allstep.errors import ConfigError
-    from allstep.train.config.read import split_arguments
+    from allstep.train.config.read_config import split_arguments
 
     sources, overrides = split_arguments(arguments)
     if len(sources) != 1:

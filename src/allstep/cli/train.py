@@ -18,7 +18,7 @@ from allstep.console.progress_bar import file_bars
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:
-    from allstep.train.run.request import TrainRequest
+    from allstep.train.run.train_request import TrainRequest
 
 _AUTO = "auto"
 
@@ -113,7 +113,7 @@ def train(
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
     from allstep.train.config.num_workers import check_num_workers
-    from allstep.train.health.stop import exit_on_signal
+    from allstep.train.health.stop_request import exit_on_signal
 
     world = World.detect(launcher)
     with exit_on_signal():
@@ -169,8 +169,8 @@ def _request(
     follow from flags; they take precedence over those in `arguments`.
     """
     from allstep.errors import ConfigError
-    from allstep.train.config.read import default_source, split_arguments
-    from allstep.train.run.request import TrainRequest
+    from allstep.train.config.read_config import default_source, split_arguments
+    from allstep.train.run.train_request import TrainRequest
 
     sources, keys = split_arguments(arguments)
     overrides = [*keys, *overrides]
@@ -213,8 +213,8 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
         expect_run,
         has_ended,
     )
-    from allstep.train.folder.lock import check_free
-    from allstep.train.health.stop import STARTED, launched_now
+    from allstep.train.folder.run_lock import check_free
+    from allstep.train.health.stop_request import STARTED, launched_now
     from allstep.train.run.prepare import check, prepare
 
     # Reading it raises for a --max-time that is wrong, before anything starts.

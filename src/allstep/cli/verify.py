@@ -21,7 +21,7 @@ from allstep.files.atomic import replace_file
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:
-    from allstep.train.check.compare import Answer, Plan
+    from allstep.train.check.compare_workers import Answer, Plan
     from allstep.train.config.run_config import RunConfig
 
 
@@ -49,7 +49,7 @@ def verify(
     exit status is 1 if they do.
     """
     from allstep.errors import ConfigError
-    from allstep.train.config.read import default_source, split_arguments
+    from allstep.train.config.read_config import default_source, split_arguments
     from allstep.world import NONE, World
 
     sources, overrides = split_arguments(arguments or [])
@@ -74,14 +74,14 @@ def verify(
 def _work(source: str, answers: Path) -> None:
     """Run the steps of the plan in the folder `answers` as a worker."""
     from allstep.train.check.verify import work
-    from allstep.train.config.read import read_config
+    from allstep.train.config.read_config import read_config
 
     work(read_config(source).resolved(1), answers)
 
 
 def _start(source: str, overrides: list[str], workers: str, data: Path | None) -> int:
     """Run the plan with each number of workers; return 0 if all results agree, 1 if not."""
-    from allstep.train.check.compare import made_exact, make_plan, parse_workers, write_plan
+    from allstep.train.check.compare_workers import made_exact, make_plan, parse_workers, write_plan
     from allstep.train.run.prepare import Prepared, check, prepare
 
     numbers = parse_workers(workers)
@@ -107,7 +107,7 @@ def _answer(
 ) -> int:
     """Run the plan with `number` workers and append their answer; return their exit status."""
     from allstep.launch import launch
-    from allstep.train.check.compare import named, read_answer
+    from allstep.train.check.compare_workers import named, read_answer
     from allstep.train.config.num_workers import no_result
 
     steps = (
@@ -136,7 +136,7 @@ def _answer(
 def _report(plan: "Plan", answers: "Sequence[Answer]") -> int:
     """Print the table and the verdict; return the exit status."""
     from allstep.console.text_table import columns
-    from allstep.train.check.compare import differing_answers, named, table
+    from allstep.train.check.compare_workers import differing_answers, named, table
 
     for line in columns(list(table(plan, answers))):
         print_line(line)

@@ -4,7 +4,7 @@ Importing this package registers the backend "allstep" with torch.distributed.
 """
 
 from allstep.comm.group.backend import register as _register
-from allstep.comm.group.build import Options
+from allstep.comm.group.build_memory import Options
 from allstep.comm.group.init import init, shutdown
 from allstep.comm.group.shared_empty import shared_empty
 from allstep.comm.join.barrier import barrier

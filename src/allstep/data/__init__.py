@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         named_set,
     )
     from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
-    from allstep.data.sources.folder import FolderSource
+    from allstep.data.sources.class_folders import FolderSource
     from allstep.data.sources.source import BadSample, Sample, Source
     from allstep.data.sources.synthetic import SyntheticSource
     from allstep.data.sources.tar.source import TarSource
@@ -81,7 +81,7 @@ _LATER = {
     "Batch": "allstep.data.loading.loader",
     "CifarSource": "allstep.data.sources.arrays",
     "Cutmix": "allstep.data.augment.mix",
-    "FolderSource": "allstep.data.sources.folder",
+    "FolderSource": "allstep.data.sources.class_folders",
     "Found": "allstep.data.sets.load",
     "IdxSource": "allstep.data.sources.arrays",
     "ImageSet": "allstep.data.sets.load",

@@ -22,9 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from allstep.data.sources.arrays import CifarSource, IdxSource
-from allstep.data.sources.files import is_remote, local_path
-from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.class_folders import FolderSource
 from allstep.data.sources.index import Progress
+from allstep.data.sources.open_file import is_remote, local_path
 from allstep.data.sources.shards import Where, check_complete, expand_braces, list_folder
 from allstep.data.sources.source import Source
 from allstep.data.sources.synthetic import is_synthetic, synthetic

@@ -44,7 +44,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.random.keys import digest, mixed
+from allstep.data.random.random_keys import digest, mixed
 from allstep.errors import ConfigError
 
 Numbers = NDArray[np.int64]

@@ -36,7 +36,7 @@ from allstep.doctor.probe_messages import (
 )
 from allstep.launch import Host
 from allstep.launch.hosts import ssh as launch_ssh
-from allstep.launch.hosts.parse import is_here
+from allstep.launch.hosts.host_list import is_here
 from allstep.launch.link import Link
 from allstep.launch.messages import BadMessage, Message
 from allstep.process.python import module_flags

@@ -11,12 +11,12 @@ from typing import Any
 from allstep import machine
 from allstep._version import __version__
 from allstep.console.escape import print_notice
-from allstep.doctor import checks, choice, host_checks, machine_facts, packages, programs, trial
+from allstep.doctor import checks, choice, host_checks, machine_facts, packages, programs, trial_run
 from allstep.doctor.checks import Facts, environment
 from allstep.doctor.finding import Finding, Severity
 from allstep.doctor.hosts import Visit, visit
 from allstep.doctor.torch_probe import Look
-from allstep.doctor.trial import Trial
+from allstep.doctor.trial_run import Trial
 from allstep.errors import WorldError
 from allstep.launch import Host
 from allstep.world import World
@@ -108,10 +108,10 @@ def _try(asked: Asked, facts: Facts, findings: Sequence[Finding]) -> Trial | Non
     if asked.quick:
         return None
     if facts.world is not None and facts.world.size > 1:
-        return trial.join(facts.world.size, asked.launcher)
+        return trial_run.join(facts.world.size, asked.launcher)
     if any(finding.severity is Severity.PROBLEM for finding in findings):
         return None
-    return trial.try_run(asked.hosts, asked.ssh, asked.iface)
+    return trial_run.try_run(asked.hosts, asked.ssh, asked.iface)
 
 
 def follow(asked: Asked) -> bool:
@@ -120,7 +120,7 @@ def follow(asked: Asked) -> bool:
     world, _ = _detect(asked.launcher)
     if world is None or world.rank == 0:
         return False
-    if not asked.quick and (error := trial.join(world.size, asked.launcher).error):
+    if not asked.quick and (error := trial_run.join(world.size, asked.launcher).error):
         print_notice(f"rank {world.rank} on {world.host}: {error}", "allstep doctor")
     return True
 

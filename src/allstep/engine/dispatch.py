@@ -16,7 +16,7 @@ from allstep.engine.executor import Executor
 from allstep.engine.notices import Notices
 from allstep.engine.pending import PendingRequests
 from allstep.engine.request import Key, Kind, RequestSpec, decode, numbers
-from allstep.engine.state import EngineState
+from allstep.engine.shared_state import EngineState
 from allstep.engine.stop import Stop
 from allstep.engine.stop_reasons import as_comm_error, error_in
 from allstep.errors import CollectiveMismatch

@@ -31,7 +31,7 @@ from allstep.engine.notices import Notices
 from allstep.engine.pending import PendingRequests
 from allstep.engine.request import decode
 from allstep.engine.settings import Settings
-from allstep.engine.state import EngineState
+from allstep.engine.shared_state import EngineState
 from allstep.engine.stop import Stop
 from allstep.errors import PeerLost
 

@@ -35,7 +35,7 @@ from allstep.engine.notices import Notices
 from allstep.engine.pending import PendingRequests
 from allstep.engine.request import EngineStopped, Kind, Request
 from allstep.engine.settings import Settings
-from allstep.engine.state import EngineState
+from allstep.engine.shared_state import EngineState
 from allstep.engine.stop import SHUT_DOWN, Stop, shut_down_by
 from allstep.errors import CommError
 

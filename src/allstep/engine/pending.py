@@ -26,7 +26,7 @@ from allstep.engine.request import (
     encode,
     full_names,
 )
-from allstep.engine.state import EngineState
+from allstep.engine.shared_state import EngineState
 from allstep.engine.stop_reasons import stop_message
 from allstep.errors import CommError
 

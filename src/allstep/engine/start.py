@@ -12,8 +12,8 @@ from allstep import machine
 from allstep.comm.group.init import session
 from allstep.comm.group.joined import Joined
 from allstep.comm.join.store import collect
-from allstep.comm.memory.flags import spins_for
 from allstep.comm.memory.segment import share
+from allstep.comm.memory.wait_flags import spins_for
 from allstep.engine.board.board import Board
 from allstep.engine.board.shared_board import SharedBoard, board_bytes
 from allstep.engine.board.socket_board import connect

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from allstep.console.escape import print_notice
 from allstep.launch.agent import Agent
 from allstep.launch.hosts import ssh
-from allstep.launch.hosts.parse import Host, is_here
+from allstep.launch.hosts.host_list import Host, is_here
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Hello
 from allstep.process.pipe import chunks_now

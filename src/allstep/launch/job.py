@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allstep.errors import ConfigError, cut
-from allstep.launch.hosts.parse import Host, check_counts
+from allstep.launch.hosts.host_list import Host, check_counts
 
 MAX_GRACE = 86_400.0
 """Upper limit of `Job.grace`: a day, in seconds. Saving after a signal takes minutes."""

@@ -8,9 +8,7 @@ large-batch form. Noise: `NoisyGradients` and `sample_weights` add noise, `Runni
 measures the gradient's noise and recommends a batch.
 """
 
-from allstep.optim.draws import generator, seed_step, step_seed
 from allstep.optim.gradient_noise import NoisyGradients, add_noise
-from allstep.optim.groups import groups, is_exempt
 from allstep.optim.lamb import LAMB
 from allstep.optim.larc import LARC
 from allstep.optim.lars import LARS
@@ -24,6 +22,7 @@ from allstep.optim.noise_scale import (
 )
 from allstep.optim.noise_scale import Running as RunningNoiseScale
 from allstep.optim.novograd import NovoGrad
+from allstep.optim.parameter_groups import groups, is_exempt
 from allstep.optim.rate import Rate
 from allstep.optim.recipe import RULES, Recipe
 from allstep.optim.sample_noise import noise_variance, sample_weights
@@ -47,6 +46,7 @@ from allstep.optim.schedules import (
     steps,
     warm_up,
 )
+from allstep.optim.step_draws import generator, seed_step, step_seed
 
 __all__ = [
     "Estimate",

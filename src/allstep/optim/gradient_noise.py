@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from allstep.errors import ConfigError
-from allstep.optim.draws import generator
+from allstep.optim.step_draws import generator
 
 _OWN = {"optimizer", "batch", "seed", "eta", "gamma"}
 

@@ -19,7 +19,7 @@ distributed. A rank without samples sets 0.
 
 **Norms.** `measure_norms = True`, before backward(), makes every reduction provide `norms`: squared
 norms of each rank's own gradient and of the mean, which the noise scale needs. They are measured
-during the reduction (`allstep.comm.op.norms`).
+during the reduction (`allstep.comm.op.gradient_norms`).
 
 **Clipping.** `clip_norm = c`, before backward(), scales the mean gradient as
 `torch.nn.utils.clip_grad_norm_` does, so that its norm is at most c; `norms.mean` is the square of
@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from allstep.comm.op.norms import GradientNorms, Squares, Wanted, values_of
+from allstep.comm.op.gradient_norms import GradientNorms, Squares, Wanted, values_of
 from allstep.errors import ConfigError, UserError
 from allstep.parallel.exchange import AllReduce, Exchange, Named, Owners
 from allstep.parallel.replicas import Replicas

@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import ReduceOp
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from allstep.comm.op.norms import values_of
+from allstep.comm.op.gradient_norms import values_of
 from allstep.errors import CommError
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.exceptions import HorovodInternalError

@@ -20,13 +20,13 @@ here load torch when they are first used (PEP 562), so that a launcher can read 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from allstep.train.config.read import read_config
+from allstep.train.config.read_config import read_config
 from allstep.train.config.recipes import RECIPES
 from allstep.train.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from allstep.train.run.loop import train
-    from allstep.train.use.load import load_run
+    from allstep.train.use.load_run import load_run
     from allstep.train.use.predict import predict
     from allstep.train.watch.callback import Callback
     from allstep.train.watch.events import Evaluated, Opening, Progress, Result, Score
@@ -49,7 +49,7 @@ __all__ = [
 _EVENTS = ("Evaluated", "Opening", "Progress", "Result", "Score")
 _MODULES = {
     "Callback": "watch.callback",
-    "load_run": "use.load",
+    "load_run": "use.load_run",
     "predict": "use.predict",
     "train": "run.loop",
     **dict.fromkeys(_EVENTS, "watch.events"),

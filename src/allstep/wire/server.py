@@ -26,7 +26,7 @@ from typing import Self
 from allstep.wire.acceptor import Acceptor, listen
 from allstep.wire.connection import Connection
 from allstep.wire.frames import Fields, pack, unpack
-from allstep.wire.table import MAX_NBYTES, Table
+from allstep.wire.key_table import MAX_NBYTES, Table
 from allstep.wire.timeouts import checked
 from allstep.wire.unauthenticated import AUTH_SECONDS, MAX_OPEN
 from allstep.wire.waiting import Request, WaitingRequests

@@ -20,7 +20,7 @@ from allstep.bench.data.peers import PEERS, SMALL_PEERS, Settings
 from allstep.bench.data.reader import OURS, PACKED, RAW, Reader, count, readers
 from allstep.bench.data.result import STAGES, WHOLE, DataResult, DataRow
 from allstep.bench.result import Missing
-from allstep.data.loading.memory import Buffer
+from allstep.data.loading.batch_memory import Buffer
 from allstep.data.opening import open_source
 from allstep.errors import DataError
 from support.image_folders import aged

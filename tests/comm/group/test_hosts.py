@@ -238,14 +238,14 @@ def test_a_mismatch_on_one_of_several_hosts(ranks: Ranks) -> None:
 
 def test_one_host_that_cannot_share_leaves_it_to_gloo(ranks: Ranks) -> None:
     def work() -> bool:
-        import allstep.comm.group.build
+        import allstep.comm.group.build_memory
         from allstep.errors import CommError
 
         def refuse(*_: object) -> None:
             raise CommError("no memory to share")
 
         if os.environ["ALLSTEP_HOST"] == "b":
-            allstep.comm.group.build.share = refuse
+            allstep.comm.group.build_memory.share = refuse
         with joined() as (_, size):
             tensor = torch.ones(100_000)
             dist.all_reduce(tensor)

@@ -11,7 +11,7 @@ from allstep.cli.app import app
 from allstep.data.inspect.verify import verify
 from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
-from allstep.data.packing.plan import Options
+from allstep.data.packing.shard_plan import Options
 from allstep.data.sources import idx
 from allstep.errors import DataError
 from support.image_folders import make_folder

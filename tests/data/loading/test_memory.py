@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from allstep.data.loading.memory import Buffer, Memory, SharedBuffer
+from allstep.data.loading.batch_memory import Buffer, Memory, SharedBuffer
 from allstep.errors import AllstepError
 
 

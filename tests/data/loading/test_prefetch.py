@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from allstep.data import Loader
 from allstep.data.augment.transform import Transform
 from allstep.data.loading import fill, prefetch
+from allstep.data.loading.batch_memory import Memory
 from allstep.data.loading.fill import Recipe
-from allstep.data.loading.memory import Memory
 from allstep.data.loading.share import Share, ShareLayout
 from allstep.data.order import Span
 from allstep.data.sources.source import Sample

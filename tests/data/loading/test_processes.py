@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from allstep.data import Cutmix, Loader, Mixup
 from allstep.data.augment.transform import Transform
-from allstep.data.loading import fill, pipeline, prefetch, processes, workers
+from allstep.data.loading import fill, pipeline, prefetch, process_workers, workers
+from allstep.data.loading.batch_memory import Memory, SharedBuffer
 from allstep.data.loading.fill import Recipe, Stopped
-from allstep.data.loading.memory import Memory, SharedBuffer
-from allstep.data.loading.processes import Processes
+from allstep.data.loading.process_workers import Processes
 from allstep.data.loading.share import Share, ShareLayout
 from allstep.data.order import Span
 from allstep.data.sources.source import Sample
@@ -154,7 +154,7 @@ class TestProcesses:
     ) -> None:
         """A request too long for the socket's buffer waits: otherwise both sides could wait for the
         other to read."""
-        monkeypatch.setattr(processes, "_ROOM", room)
+        monkeypatch.setattr(process_workers, "_ROOM", room)
         recipe = Recipe(Singly(sample_images(8)), noise_transform())
         layout = ShareLayout(
             Memory(1, SharedBuffer), (4, 4, 3), np.dtype(np.uint8), 4, Sample(None)
@@ -191,7 +191,7 @@ class TestProcesses:
         recipe = Recipe(Singly(sample_images(8)), noise_transform())
         made = pipeline.Machinery(recipe, crew, None, ahead, pin=False).layout(share).piece
         assert made == chunk
-        assert made == 1 or (ahead + 1) * -(-share // made) >= (processes.DEPTH + 1) * count
+        assert made == 1 or (ahead + 1) * -(-share // made) >= (process_workers.DEPTH + 1) * count
 
     def test_they_need_neither_torch_nor_what_downloads_datasets(self) -> None:
         """Each would cost megabytes and tenths of a second in every process."""

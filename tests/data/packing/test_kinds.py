@@ -14,8 +14,8 @@ from allstep.data.image.decode import decode
 from allstep.data.opening import open_source
 from allstep.data.packing.image import SUFFIXES, kind_of
 from allstep.data.packing.pack import pack
-from allstep.data.packing.plan import Options
-from allstep.data.sources import folder
+from allstep.data.packing.shard_plan import Options
+from allstep.data.sources import class_folders
 from allstep.data.sources.tar import source as tar
 from support.image_folders import aged, encoded, image
 
@@ -32,7 +32,7 @@ def files() -> dict[str, bytes]:
         ".pgm": "PPM",
     }
     made = {}
-    for suffix in set(folder.IMAGES) - {".jp2", ".avif"}:
+    for suffix in set(class_folders.IMAGES) - {".jp2", ".avif"}:
         file = io.BytesIO()
         mode = {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
         image(1, 20, 30).convert(mode).save(

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from allstep.cli.app import app
 from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
-from allstep.data.packing.plan import Options
+from allstep.data.packing.shard_plan import Options
 from allstep.data.sources.tfrecord.example import decode
 from allstep.errors import DataError
 from allstep.train.config.run_config import DataConfig

@@ -14,7 +14,7 @@ from PIL import Image
 
 from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
-from allstep.data.packing.plan import Options, Origin, Plan, num_shards
+from allstep.data.packing.shard_plan import Options, Origin, Plan, num_shards
 from allstep.data.sources.arrays import ArraySource
 from allstep.data.sources.tfrecord.example import decode, encode
 from allstep.data.sources.tfrecord.framing import frame

@@ -26,7 +26,7 @@ from allstep.data.packing import pack as packing
 from allstep.data.packing import journal
 from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
-from allstep.data.packing.plan import Options
+from allstep.data.packing.shard_plan import Options
 folder, target, when, shards = sys.argv[1:]
 packing._MAX_IN_CHUNK = 1
 def die(done, total):

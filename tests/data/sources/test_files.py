@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep.data.sources.checksum import crc32c, mask, masked
-from allstep.data.sources.files import is_remote, open_file, remote, stamp_of
 from allstep.data.sources.mapping import map_file
+from allstep.data.sources.open_file import is_remote, open_file, remote, stamp_of
 from allstep.data.sources.shards import Numbering, expand_braces, list_shards
 from allstep.data.sources.unpack import CUT, DAMAGED, all_content, packing, unpacked
 from allstep.errors import DataError
@@ -137,7 +137,7 @@ class Hiccups:
 
 def test_a_hiccup_of_the_network_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, waits = pytest.importorskip("fsspec").filesystem("memory"), list[float]()
-    monkeypatch.setattr("allstep.data.sources.files.time.sleep", waits.append)
+    monkeypatch.setattr("allstep.data.sources.open_file.time.sleep", waits.append)
     memory.pipe("/some/file", b"0123456789")
     try:
         file: Any = open_file("memory://some/file")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.class_folders import FolderSource
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError
 from support.image_folders import aged
@@ -57,7 +57,7 @@ def test_folders_are_classes(root: Path) -> None:
 
 def test_the_second_opening_lists_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FolderSource(root)
-    monkeypatch.setattr("allstep.data.sources.folder._files", None)
+    monkeypatch.setattr("allstep.data.sources.class_folders._files", None)
     assert contents(FolderSource(root)) == TREE
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from allstep.data.sources import shards
 from allstep.data.sources.arrays import CifarSource
-from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.class_folders import FolderSource
 from allstep.data.sources.shards import read_classes
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError

@@ -18,8 +18,9 @@ import pytest
 
 from allstep.cli import main
 from allstep.data.opening import open_source
-from allstep.data.sources import files, shards
-from allstep.data.sources.files import open_file, stamp_of
+from allstep.data.sources import open_file as files
+from allstep.data.sources import shards
+from allstep.data.sources.open_file import open_file, stamp_of
 from allstep.data.sources.shards import list_shards, read_classes
 from allstep.data.sources.tar.source import TarSource, is_tar
 from allstep.errors import DataError

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from allstep.comm.op.norms import Wanted
+from allstep.comm.op.gradient_norms import Wanted
 from allstep.parallel.exchange import AllReduce, Exchange, Named, Owners, Rule
 from support.default_group import joined
 from support.ranks import Ranks

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from allstep.comm.op.norms import GradientNorms, Squares, Wanted, share_of, values_of
+from allstep.comm.op.gradient_norms import GradientNorms, Squares, Wanted, share_of, values_of
 from allstep.errors import CollectiveMismatch, UserError
 from allstep.parallel.exchange import AllReduce, Exchange, Named, Owners, Rule, buckets
 from support.default_group import joined

@@ -15,7 +15,7 @@ from allstep.study.findings import write_findings
 from allstep.study.study import Study
 from allstep.study.train_trial import training
 from allstep.study.trial import Outcome, Trial
-from allstep.train.config.read import read_config
+from allstep.train.config.read_config import read_config
 from support.fake_trials import fake, lines
 
 

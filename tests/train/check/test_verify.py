@@ -18,7 +18,7 @@ import allstep
 from allstep.console.text_table import columns
 from allstep.errors import ConfigError
 from allstep.train import read_config
-from allstep.train.check.compare import (
+from allstep.train.check.compare_workers import (
     Answer,
     Compared,
     Difference,

@@ -8,7 +8,7 @@ import yaml
 
 from allstep.errors import ConfigError
 from allstep.train import read_config
-from allstep.train.config.read import _report_old_keys
+from allstep.train.config.read_config import _report_old_keys
 from allstep.train.config.renamed import (
     RENAMED,
     new_name,

@@ -14,7 +14,7 @@ from allstep.train import read_config
 from allstep.train.config import trust
 from allstep.train.config.run_config import ModelConfig
 from allstep.train.folder.claim import claim_folder
-from allstep.train.folder.read import run_config
+from allstep.train.folder.existing_run import run_config
 from support.ranks import clean_environment
 
 MODELS = """

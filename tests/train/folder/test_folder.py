@@ -19,7 +19,7 @@ from allstep.errors import ConfigError
 from allstep.files.atomic import create_file
 from allstep.train import read_config
 from allstep.train.config.run_config import ResolvedConfig
-from allstep.train.folder import lock as holding
+from allstep.train.folder import run_lock as holding
 from allstep.train.folder.claim import (
     Claimed,
     abandon,
@@ -28,8 +28,8 @@ from allstep.train.folder.claim import (
     expect_run,
     holds_run,
 )
-from allstep.train.folder.lock import check_free, hold
-from allstep.train.run.request import TrainRequest
+from allstep.train.folder.run_lock import check_free, hold
+from allstep.train.run.train_request import TrainRequest
 from allstep.train.run.worker import _callbacks, work
 
 ENDED = (
@@ -208,7 +208,7 @@ def test_one_process_holds_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("processes")
 def test_a_holder_that_is_killed_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import sys; from pathlib import Path; from allstep.train.folder.lock import hold\n"
+        "import sys; from pathlib import Path; from allstep.train.folder.run_lock import hold\n"
         "with hold(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

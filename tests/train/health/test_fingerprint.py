@@ -13,7 +13,7 @@ from torch import nn
 
 import allstep
 from allstep.errors import AllstepError
-from allstep.train.health.replicas import Fingerprint, hash_of, tensors_of
+from allstep.train.health.compare_weights import Fingerprint, hash_of, tensors_of
 from conftest import SOAK
 from support.ranks import Ranks
 

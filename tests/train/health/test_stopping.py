@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
-from allstep.train.health.stop import (
+from allstep.train.health.stop_request import (
     STARTED,
     Stopping,
     exit_on_signal,

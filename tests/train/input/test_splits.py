@@ -20,7 +20,7 @@ from allstep.data import ArraySource, Loader, load, named_set, order
 from allstep.data import find as find_set
 from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
-from allstep.data.packing.plan import Options
+from allstep.data.packing.shard_plan import Options
 from allstep.data.sources import cifar, idx
 from allstep.errors import ConfigError, DataError, UserError
 from allstep.train.config.run_config import DataConfig, RunConfig

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from allstep.train.run.start import count_flop
+from allstep.train.run.opening_event import count_flop
 
 
 def model() -> nn.Sequential:

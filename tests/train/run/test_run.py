@@ -12,16 +12,16 @@ from allstep import comm, data, runlog
 from allstep.comm.group import agree
 from allstep.data import Batch, Loader
 from allstep.train import read_config
-from allstep.train.health.stop import Stopping
+from allstep.train.health.stop_request import Stopping
 from allstep.train.run.loop import _Run, train
-from allstep.train.run.request import TrainRequest
 from allstep.train.run.setup import make_job
+from allstep.train.run.train_request import TrainRequest
 from allstep.train.run.worker import work
 from allstep.train.score.evaluate import evaluate
 from allstep.train.task.classification import Classification
 from allstep.train.watch.callback import Callbacks
 from allstep.train.watch.events import Result
-from allstep.train.watch.record import Record
+from allstep.train.watch.run_record import Record
 from support.array_sources import Arrays
 
 # float32, not auto: runs are compared with each other, on every CPU.

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import allstep
 from allstep.errors import CheckpointError
-from allstep.train.health.replicas import hash_of
+from allstep.train.health.compare_weights import hash_of
 from allstep.train.step.ema import Average
 from support.ranks import Ranks
 

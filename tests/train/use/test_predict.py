@@ -29,13 +29,13 @@ from allstep.train import read_config
 from allstep.train.checkpoint import files as checkpoint
 from allstep.train.checkpoint.files import Snapshot
 from allstep.train.folder.claim import claim_folder
-from allstep.train.folder.read import Evaluation
+from allstep.train.folder.existing_run import Evaluation
 from allstep.train.run.loop import train
 from allstep.train.step import build
 from allstep.train.use.evaluate import Reevaluated, reevaluate
-from allstep.train.use.load import image_transform
+from allstep.train.use.load_run import image_transform
 from allstep.train.use.predict import Prediction, find_images, load_run, predict
-from allstep.train.watch.record import Record
+from allstep.train.watch.run_record import Record
 from support.image_folders import CLASSES, encoded, make_folder
 
 # A run on the disk

@@ -28,8 +28,8 @@ from allstep.bench.data.peers import Settings
 from allstep.bench.data.reader import FOLDERS, operations
 from allstep.data.augment.transform import Transform
 from allstep.data.loading import fill
+from allstep.data.loading.batch_memory import Buffer, SharedBuffer
 from allstep.data.loading.fill import Recipe
-from allstep.data.loading.memory import Buffer, SharedBuffer
 from allstep.data.loading.pipeline import Machinery
 from allstep.data.loading.workers import Crew
 from allstep.data.opening import open_source

@@ -40,7 +40,7 @@ from allstep.data import Transform
 from allstep.data.image.decode import decode
 from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
-from allstep.data.packing.plan import Options
+from allstep.data.packing.shard_plan import Options
 from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.errors import DataError
 from allstep.process.python import run_module

@@ -52,7 +52,7 @@ def pack(
     """Pack samples into a few large shards. After an interruption, the same command resumes."""
     from allstep.console.progress_bar import bar
     from allstep.data.packing.pack import pack as pack_all
-    from allstep.data.packing.plan import Options
+    from allstep.data.packing.shard_plan import Options
 
     packing = Options(
         name or dst.absolute().name,
@@ -177,7 +177,7 @@ def show(
     """Draw samples next to their augmented versions."""
     from allstep.data.augment.parse import spelled
     from allstep.data.inspect.contact_sheet import save, sheet
-    from allstep.data.packing.plan import spread
+    from allstep.data.packing.shard_plan import spread
 
     check_output("--out", out, "a drawing")
     if src is not None:
@@ -212,7 +212,7 @@ def _resolve_shown(
                 "no dataset to show: give one (SRC), or a recipe that has one (--recipe NAME)"
             )
         return src, augment or "imagenet", 0, MAX_PIXELS
-    from allstep.train.config.read import read_config
+    from allstep.train.config.read_config import read_config
 
     config = read_config(recipe)
     section = config.data

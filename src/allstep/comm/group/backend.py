@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, _DistributedBackendOptions
 
-from allstep.comm.group.build import Options, join_hosts
+from allstep.comm.group.build_memory import Options, join_hosts
 from allstep.comm.group.named_group import NAME
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.guard import Guard

@@ -42,7 +42,7 @@ from allstep.comm.health.at_exit import leave_alone
 from allstep.comm.health.guard import Guard
 from allstep.comm.join.barrier import wait_for_all
 from allstep.comm.network.guarded_gloo import guarded
-from allstep.comm.op import checks
+from allstep.comm.op import argument_checks
 from allstep.comm.op.transport import Transport
 from allstep.comm.op.work import Later
 from allstep.errors import CommError
@@ -142,7 +142,7 @@ class AllstepGroup(NamedGroup):
         if tensor.is_cuda:
             return self._nccl("allgather", outputs, inputs, opts)
         self._one_each("all_gather", outputs[0])
-        checks.fits("all_gather", tensor, outputs[0][self._rank], self._rank)
+        argument_checks.fits("all_gather", tensor, outputs[0][self._rank], self._rank)
         return self._move("all_gather", outputs[0], tensor, opts)
 
     def allgather_coalesced(
@@ -164,7 +164,7 @@ class AllstepGroup(NamedGroup):
     ) -> Work:
         if input.is_cuda:
             return self._nccl("_allgather_base", output, input, opts)
-        checks.holds_all("all_gather_into_tensor", output, input, self._rank, self._size)
+        argument_checks.holds_all("all_gather_into_tensor", output, input, self._rank, self._size)
         return self._move("all_gather_single", output, input, opts)
 
     _allgather_base = all_gather_single
@@ -189,7 +189,7 @@ class AllstepGroup(NamedGroup):
         places = outputs[0] if outputs else []
         if opts.rootRank == self._rank:
             self._one_each("gather", places)
-            checks.fits("gather", tensor, places[self._rank], self._rank)
+            argument_checks.fits("gather", tensor, places[self._rank], self._rank)
         return self._move("gather", places, tensor, opts)
 
     def scatter(self, *given: Any, **named: Any) -> Work:
@@ -200,7 +200,7 @@ class AllstepGroup(NamedGroup):
         tensors = inputs[0] if inputs else []
         if opts.rootRank == self._rank:
             self._one_each("scatter", tensors)
-            checks.fits("scatter", tensors[self._rank], output, self._rank)
+            argument_checks.fits("scatter", tensors[self._rank], output, self._rank)
         return self._move("scatter", output, tensors, opts)
 
     def reduce_scatter(self, *given: Any, **named: Any) -> Work:
@@ -209,7 +209,7 @@ class AllstepGroup(NamedGroup):
         if output.is_cuda:
             return self._nccl("reduce_scatter", outputs, inputs, opts)
         self._one_each("reduce_scatter", inputs[0])
-        checks.fits("reduce_scatter", inputs[0][self._rank], output, self._rank)
+        argument_checks.fits("reduce_scatter", inputs[0][self._rank], output, self._rank)
         return self._move("reduce_scatter", output, inputs[0], opts)
 
     def reduce_scatter_single(  # type: ignore[override]
@@ -217,7 +217,7 @@ class AllstepGroup(NamedGroup):
     ) -> Work:
         if input.is_cuda:
             return self._nccl("_reduce_scatter_base", output, input, opts)
-        checks.holds_all("reduce_scatter_tensor", input, output, self._rank, self._size)
+        argument_checks.holds_all("reduce_scatter_tensor", input, output, self._rank, self._size)
         return self._move("reduce_scatter_single", output, input, opts)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -263,8 +263,10 @@ class AllstepGroup(NamedGroup):
         splits = output_split_sizes, input_split_sizes
         if input.is_cuda:
             return self._nccl("alltoall_base", output, input, *splits, opts)
-        checks.rows("all_to_all_single", output, output_split_sizes, self._rank, self._size)
-        checks.rows("all_to_all_single", input, input_split_sizes, self._rank, self._size)
+        argument_checks.rows(
+            "all_to_all_single", output, output_split_sizes, self._rank, self._size
+        )
+        argument_checks.rows("all_to_all_single", input, input_split_sizes, self._rank, self._size)
         return self._move("all_to_all_single", output, input, *splits, opts)
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
@@ -308,7 +310,7 @@ class AllstepGroup(NamedGroup):
     # Dispatch to the transports
 
     def _one_each(self, name: str, tensors: Sequence[Tensor]) -> None:
-        checks.one_for_each_rank(name, tensors, self._rank, self._size)
+        argument_checks.one_for_each_rank(name, tensors, self._rank, self._size)
 
     def _move(self, name: str, *args: Any) -> Work:
         """Start a collective: in shared memory if possible, else over Gloo."""

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from allstep.comm.health.failure import Failure, from_json, op_and_tensor
 from allstep.comm.health.stack_lines import callers_line
-from allstep.comm.memory.flags import Flags, control_bytes
 from allstep.comm.memory.segment import rounded
+from allstep.comm.memory.wait_flags import Flags, control_bytes
 from allstep.errors import CollectiveMismatch
 
 # Largest tensor, in bytes, that is exchanged at once through a small place.

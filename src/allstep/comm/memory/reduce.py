@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from allstep.comm.memory.arena import TURNS, Arena, Call
-from allstep.comm.op.norms import Squares
+from allstep.comm.op.gradient_norms import Squares
 
 Combine = Callable[..., Any]
 _SHARED_BLOCK = 256 << 10

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from allstep.comm.health.helper_thread import call_in_thread
 from allstep.comm.network.algorithms import Algorithm, GlooLink, Speed, choose, measure_speed
-from allstep.comm.network.algorithms.exchange import Combine
+from allstep.comm.network.algorithms.point_to_point import Combine
 from allstep.comm.network.gloo import GlooTransport
 
 

@@ -9,7 +9,7 @@ checksums are stored. It is an error if they cannot be written.
 from pathlib import Path
 
 from allstep.data.sources.arrays import CifarSource, IdxSource
-from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.class_folders import FolderSource
 from allstep.data.sources.index import Progress
 from allstep.data.sources.source import Source
 from allstep.data.sources.tar.source import Shard, TarSource

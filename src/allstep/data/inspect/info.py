@@ -14,8 +14,8 @@ import numpy as np
 
 from allstep.data.inspect.verify import is_encoded
 from allstep.data.packing.image import kind_of, size_of
-from allstep.data.packing.plan import spread
-from allstep.data.sources.files import stamp_of
+from allstep.data.packing.shard_plan import spread
+from allstep.data.sources.open_file import stamp_of
 from allstep.data.sources.source import BadSample, Source
 from allstep.errors import DataError
 

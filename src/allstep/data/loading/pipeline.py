@@ -15,9 +15,9 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from allstep.data.loading import fill, prefetch, workers
+from allstep.data.loading.batch_memory import Buffer, Memory, PinnedBuffer, SharedBuffer
 from allstep.data.loading.fill import Recipe
-from allstep.data.loading.memory import Buffer, Memory, PinnedBuffer, SharedBuffer
-from allstep.data.loading.processes import DEPTH, Processes
+from allstep.data.loading.process_workers import DEPTH, Processes
 from allstep.data.loading.share import Filled, Share, ShareLayout
 from allstep.data.loading.workers import Crew
 from allstep.data.order import Span

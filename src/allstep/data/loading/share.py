@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.loading import fill
+from allstep.data.loading.batch_memory import Buffer, Memory
 from allstep.data.loading.fill import Recipe, Rows
-from allstep.data.loading.memory import Buffer, Memory
 from allstep.data.order import Numbers, Span
 from allstep.data.random.draws import Draws
 from allstep.data.sources.source import BadSample, Sample

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.loading.fill import Recipe, Rows, Stopped, fill
-from allstep.data.loading.processes import Cell, receive, send
+from allstep.data.loading.process_workers import Cell, receive, send
 from allstep.process.liveness import Life, life_of
 
 

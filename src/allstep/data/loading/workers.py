@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from allstep import machine
 from allstep.data.loading.fill import Recipe, Rows, fill, image_shape, look
 from allstep.data.loading.prefetch import Finish, Stop
-from allstep.data.loading.processes import why_not_sendable
+from allstep.data.loading.process_workers import why_not_sendable
 from allstep.data.loading.share import Share
 from allstep.data.order import Numbers
 from allstep.errors import ConfigError

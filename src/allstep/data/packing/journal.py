@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from allstep.data.packing.plan import Plan
+from allstep.data.packing.shard_plan import Plan
 from allstep.data.sources.index import index_places
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError

@@ -30,8 +30,8 @@ from allstep.data.loading.quarantine import default_budget
 from allstep.data.packing.full_disk import clear_error
 from allstep.data.packing.journal import CLASSES, QUARANTINE, Bad, Done, Journal, opened
 from allstep.data.packing.ordered import chunks, default_jobs, ordered
-from allstep.data.packing.plan import Options, Origin, Plan, num_shards, origin_of, spread
 from allstep.data.packing.record import FORMS, Item
+from allstep.data.packing.shard_plan import Options, Origin, Plan, num_shards, origin_of, spread
 from allstep.data.packing.source import with_all_features
 from allstep.data.sources.labels import check_class_names
 from allstep.data.sources.source import BadSample, Source

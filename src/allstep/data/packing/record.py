@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from allstep.data.packing.image import SUFFIXES, StoredImage
-from allstep.data.sources.folder import IMAGES
+from allstep.data.sources.class_folders import IMAGES
 from allstep.data.sources.source import Place, Sample
 from allstep.data.sources.tar import source as tar
 from allstep.data.sources.tfrecord import source as tfrecord

@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.random.keys import digest, mixed
+from allstep.data.random.random_keys import digest, mixed
 
 Floats = NDArray[np.float64]
 

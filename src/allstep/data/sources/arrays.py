@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from allstep.data.sources import cifar, idx
 from allstep.data.sources.checksum import crc32c
-from allstep.data.sources.files import Stamp, check_unchanged, local_path, stamp_of
 from allstep.data.sources.index import (
     Index,
     Progress,
@@ -35,6 +34,7 @@ from allstep.data.sources.index import (
     stored_checksums,
     write_somewhere,
 )
+from allstep.data.sources.open_file import Stamp, check_unchanged, local_path, stamp_of
 from allstep.data.sources.shards import Where, list_shards
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.errors import DataError

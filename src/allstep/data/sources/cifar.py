@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.sources.files import LocalFile
+from allstep.data.sources.open_file import LocalFile
 from allstep.errors import DataError
 
 SIDE = 32

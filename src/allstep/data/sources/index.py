@@ -39,8 +39,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.cache import cache_folder
-from allstep.data.sources.files import Stamp, is_remote, local_path, lockable
 from allstep.data.sources.mapping import map_file
+from allstep.data.sources.open_file import Stamp, is_remote, local_path, lockable
 from allstep.errors import DataError
 from allstep.files.atomic import write_atomic
 from allstep.files.bounded import open_regular

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from allstep.data.sources.files import check_unchanged, lockable, open_file
 from allstep.data.sources.index import Index, index_places, read_index, write_index
 from allstep.data.sources.labels import StoredLabels
+from allstep.data.sources.open_file import check_unchanged, lockable, open_file
 from allstep.data.sources.unpack import all_content
 from allstep.files.lock import in_turn
 

@@ -23,7 +23,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
-from allstep.data.sources.files import (
+from allstep.data.sources.open_file import (
     is_absent,
     is_refused,
     is_remote,

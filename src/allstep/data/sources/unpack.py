@@ -36,7 +36,7 @@ from pathlib import Path
 from allstep.console.escape import print_notice
 from allstep.console.quantities import nbytes
 from allstep.data.cache import cache_folder
-from allstep.data.sources.files import File, LocalFile, Stamp, lockable, open_file
+from allstep.data.sources.open_file import File, LocalFile, Stamp, lockable, open_file
 from allstep.errors import DataError
 from allstep.files.atomic import new_part, remove_leftovers
 from allstep.files.lock import in_turn

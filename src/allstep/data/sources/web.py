@@ -29,7 +29,7 @@ import aiohttp
 import fsspec
 from fsspec.asyn import sync
 
-from allstep.data.sources.files import SlowServer, WebError
+from allstep.data.sources.open_file import SlowServer, WebError
 from allstep.errors import DataError, cut
 
 _Response: TypeAlias = aiohttp.ClientResponse

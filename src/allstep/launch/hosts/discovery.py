@@ -13,7 +13,7 @@ import subprocess
 import time
 
 from allstep.errors import ConfigError
-from allstep.launch.hosts.parse import Host, parse_hosts
+from allstep.launch.hosts.host_list import Host, parse_hosts
 from allstep.process.liveness import Life
 from allstep.process.pipe import chunks_now
 

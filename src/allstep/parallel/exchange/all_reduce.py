@@ -18,12 +18,12 @@ from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.group.shared_memory import SharedMemoryTransport
 from allstep.comm.memory import reduce as summing
 from allstep.comm.op.describe import describe
-from allstep.comm.op.norms import share_of
+from allstep.comm.op.gradient_norms import share_of
 from allstep.comm.op.transport import Transport
 from allstep.parallel.exchange.bucketed import Bucketed
 from allstep.parallel.exchange.buckets import Bucket, small_parameters
 from allstep.parallel.exchange.exchange import Listener, Rule
-from allstep.parallel.exchange.pack import flat_in_memory, make_pack
+from allstep.parallel.exchange.packed_gradients import flat_in_memory, make_pack
 from allstep.parallel.exchange.parameter_order import Named
 
 # Elements that stay in the cache from one use to the next.

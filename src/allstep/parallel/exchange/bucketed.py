@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 from torch.nn import Parameter
 
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.op.norms import NOTHING, GradientNorms, Squares, Wanted
+from allstep.comm.op.gradient_norms import NOTHING, GradientNorms, Squares, Wanted
 from allstep.comm.op.queue import Queue, QueuedWork
 from allstep.errors import UserError
 from allstep.parallel.exchange.buckets import Bucket, cut, is_large

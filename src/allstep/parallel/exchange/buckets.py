@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from allstep.parallel.exchange.pack import Pack
+from allstep.parallel.exchange.packed_gradients import Pack
 from allstep.parallel.exchange.parameter_order import Named
 
 # Bytes from which on a gradient is reduced by itself, in its own memory.

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp
 from torch.nn import Parameter
 
-from allstep.comm.op.norms import NOTHING, GradientNorms, Squares, Wanted
+from allstep.comm.op.gradient_norms import NOTHING, GradientNorms, Squares, Wanted
 from allstep.parallel.exchange.parameter_order import Named
 
 Compress = Callable[[Tensor], tuple[Tensor, Any]]

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from allstep.comm.op.norms import Wanted
+from allstep.comm.op.gradient_norms import Wanted
 from allstep.errors import CollectiveMismatch
 
 _SPARSE = float(1 << 20)

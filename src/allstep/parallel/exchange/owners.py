@@ -20,13 +20,13 @@ from torch.nn import Parameter
 from allstep.comm.group.plan import call_of
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.group.shared_memory import SharedMemoryTransport
-from allstep.comm.op.norms import share_of
+from allstep.comm.op.gradient_norms import share_of
 from allstep.errors import CommError
 from allstep.parallel.exchange.bucketed import Bucketed
 from allstep.parallel.exchange.buckets import Bucket, is_large
 from allstep.parallel.exchange.exchange import Listener, Rule
 from allstep.parallel.exchange.ownership import ParameterRange, by_elements, by_whole_parameters
-from allstep.parallel.exchange.pack import flat_in_memory
+from allstep.parallel.exchange.packed_gradients import flat_in_memory
 from allstep.parallel.exchange.parameter_order import Named
 from allstep.parallel.exchange.to_owners import Schedule, deliver
 

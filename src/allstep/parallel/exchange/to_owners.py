@@ -21,7 +21,7 @@ from torch import Tensor
 
 from allstep.comm.memory.arena import TURNS, Arena, Call
 from allstep.comm.memory.reduce import add_up
-from allstep.comm.op.norms import Squares
+from allstep.comm.op.gradient_norms import Squares
 from allstep.comm.timeline import recorder
 from allstep.parallel.exchange.ownership import ParameterRange
 

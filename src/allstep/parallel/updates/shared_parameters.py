@@ -24,7 +24,7 @@ from allstep.errors import CommError, UserError
 from allstep.limits import read_limits
 from allstep.parallel.exchange.buckets import nbytes_of
 from allstep.parallel.exchange.owners import Owners
-from allstep.parallel.exchange.pack import dense_strides
+from allstep.parallel.exchange.packed_gradients import dense_strides
 from allstep.parallel.exchange.parameter_order import Named
 
 # Bytes.

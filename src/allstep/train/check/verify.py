@@ -31,7 +31,7 @@ from allstep.comm.group import agree
 from allstep.data import Batch
 from allstep.errors import AllstepError
 from allstep.norm import SyncBatchNorm
-from allstep.train.check.compare import (
+from allstep.train.check.compare_workers import (
     Answer,
     Compared,
     Difference,
@@ -42,7 +42,7 @@ from allstep.train.check.compare import (
 )
 from allstep.train.checkpoint.files import Tensors
 from allstep.train.config.run_config import ResolvedConfig
-from allstep.train.health.replicas import Fingerprint
+from allstep.train.health.compare_weights import Fingerprint
 from allstep.train.input.splits import make_loaders
 from allstep.train.run.setup import Job, make_job
 from allstep.train.score.evaluate import evaluate

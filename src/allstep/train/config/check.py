@@ -12,7 +12,7 @@ from allstep.data.augment.parse import check_mix, spelled
 from allstep.errors import ConfigError
 from allstep.models.by_name import check_name, check_options
 from allstep.train.config.num_workers import count_gpus
-from allstep.train.config.read import warmup_that_fits
+from allstep.train.config.read_config import warmup_that_fits
 from allstep.train.config.recipes import RECIPES, SMALLEST
 from allstep.train.config.run_config import NEUTRAL, ResolvedConfig, RunConfig
 from allstep.train.config.usual_batch import usual_batch

@@ -28,11 +28,11 @@ from allstep.data.opening import holds_class_folders
 from allstep.errors import ConfigError
 from allstep.files.atomic import create_file
 from allstep.train.config.differences import differences
-from allstep.train.config.read import read_layers
+from allstep.train.config.read_config import read_layers
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.config.trust import SEAL, seal
 from allstep.train.config.validate import validated
-from allstep.train.folder.lock import LOCK
+from allstep.train.folder.run_lock import LOCK
 
 CONFIG, RECORD = "config.yaml", "run.jsonl"
 _MAX_SHOWN = 4

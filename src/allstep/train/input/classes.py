@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
-from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.class_folders import FolderSource
 from allstep.data.sources.labels import check_class_names
 from allstep.data.sources.source import Source
 from allstep.data.sources.synthetic import SyntheticSource

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allstep.data import order
-from allstep.data.packing.plan import spread
+from allstep.data.packing.shard_plan import spread
 from allstep.data.sources.source import Source
 from allstep.errors import ConfigError, DataError
 from allstep.train.config.run_config import DataConfig, RunConfig

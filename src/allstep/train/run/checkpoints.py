@@ -23,7 +23,7 @@ from allstep.train.checkpoint import files as checkpoint
 from allstep.train.checkpoint.names import name_of
 from allstep.train.checkpoint.writer_thread import Saved, Saver, first_not_finite
 from allstep.train.health.checkpoint_state import check_resumed
-from allstep.train.health.stop import Stopping
+from allstep.train.health.stop_request import Stopping
 from allstep.train.run.capture import capture
 from allstep.train.run.setup import Job
 from allstep.train.watch.callback import Callback

@@ -28,16 +28,16 @@ from allstep.errors import AllstepError, UserError
 from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.writer_thread import first_not_finite
 from allstep.train.config.run_config import RunConfig
+from allstep.train.health.compare_weights import Fingerprint
 from allstep.train.health.divergence import Diverged, Spike, explain
-from allstep.train.health.replicas import Fingerprint
-from allstep.train.health.stop import EVALUATION, Stopping
+from allstep.train.health.stop_request import EVALUATION, Stopping
 from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
 from allstep.train.run.finish import chosen_model, training_score
+from allstep.train.run.opening_event import opening
 from allstep.train.run.progress import crossed
 from allstep.train.run.progress_event import finite, progress_event
 from allstep.train.run.setup import Job, make_job
-from allstep.train.run.start import opening
 from allstep.train.score.evaluate import Interrupted, evaluate
 from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome, StepReport

@@ -30,14 +30,14 @@ from allstep.train.folder.claim import (
     expect_run,
     has_ended,
 )
-from allstep.train.folder.lock import hold
+from allstep.train.folder.run_lock import hold
 from allstep.train.health.checkpoint_state import check_batch, check_optimizer, check_resumed
 from allstep.train.run.loop import Paused, train
 from allstep.train.run.prepare import prepare
-from allstep.train.run.request import TrainRequest
+from allstep.train.run.train_request import TrainRequest
 from allstep.train.watch.callback import Callback, Callbacks
 from allstep.train.watch.events import Result
-from allstep.train.watch.record import Record
+from allstep.train.watch.run_record import Record
 from allstep.train.watch.tensorboard import TensorBoard
 from allstep.train.watch.terminal import Display
 from allstep.world import World

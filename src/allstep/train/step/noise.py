@@ -10,7 +10,7 @@ one worker        compares the gradient of the first micro-batch with that of th
 import math
 from collections.abc import Sequence
 
-from allstep.comm.op.norms import GradientNorms
+from allstep.comm.op.gradient_norms import GradientNorms
 from allstep.optim import RunningNoiseScale, estimate, from_workers
 from allstep.train.step.step import Trainer
 

@@ -24,13 +24,13 @@ from allstep.data.sources.arrays import CifarSource, IdxSource
 from allstep.data.sources.source import Source
 from allstep.models.by_name import check_shape
 from allstep.train.config.run_config import RunConfig
-from allstep.train.folder.read import Evaluation, Which
+from allstep.train.folder.existing_run import Evaluation, Which
 from allstep.train.input.classes import check_same_classes, given_names
 from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Split, open_splits
 from allstep.train.score.evaluate import evaluate
 from allstep.train.task.classification import Classification
-from allstep.train.use.load import Trained, find_run, image_transform, make_device, make_trained
+from allstep.train.use.load_run import Trained, find_run, image_transform, make_device, make_trained
 from allstep.train.use.predict import num_at_once
 from allstep.train.watch.events import Score
 from allstep.world import World

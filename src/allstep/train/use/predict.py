@@ -31,13 +31,13 @@ from numpy.typing import NDArray
 from allstep.data.image.limit import MAX_NBYTES
 from allstep.data.loading.fill import drop_bad
 from allstep.data.random.draws import Draws
-from allstep.data.sources.folder import IMAGES
+from allstep.data.sources.class_folders import IMAGES
 from allstep.errors import ConfigError
 from allstep.files.bounded import read_regular
 from allstep.files.home import expand_home
 from allstep.machine import allowed_cores
 from allstep.train.score.evaluate import outputs
-from allstep.train.use.load import Trained, load_run
+from allstep.train.use.load_run import Trained, load_run
 
 __all__ = ["Prediction", "Trained", "find_images", "load_run", "num_at_once", "predict"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from allstep.data.packing.source import with_all_features
 from allstep.data.sources import unpack
-from allstep.data.sources.files import RemoteFile
+from allstep.data.sources.open_file import RemoteFile
 from allstep.data.sources.source import BadSample
 from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.framing import frame

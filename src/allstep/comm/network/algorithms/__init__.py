@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from allstep.comm.network.algorithms import butterfly, native, ring, star, tree
-from allstep.comm.network.algorithms.exchange import Combine, Exchange, GlooExchange, GlooLink
-from allstep.comm.network.algorithms.measure import measure_speed
+from allstep.comm.network.algorithms.measure_link import measure_speed
+from allstep.comm.network.algorithms.point_to_point import Combine, Exchange, GlooExchange, GlooLink
 from allstep.comm.network.algorithms.speed import Speed
 from allstep.errors import ConfigError, did_you_mean
 

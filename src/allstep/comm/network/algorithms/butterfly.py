@@ -38,7 +38,13 @@ Each round waits for its sums: for large tensors the ring, which overlaps them, 
 
 from torch import Tensor
 
-from allstep.comm.network.algorithms.exchange import Combine, Exchange, Message, received, wait_for
+from allstep.comm.network.algorithms.point_to_point import (
+    Combine,
+    Exchange,
+    Message,
+    received,
+    wait_for,
+)
 from allstep.comm.network.algorithms.speed import Speed
 
 

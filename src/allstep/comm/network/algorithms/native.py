@@ -18,7 +18,7 @@ from math import ceil
 
 from torch import Tensor
 
-from allstep.comm.network.algorithms.exchange import Combine, Exchange, HasAllReduce
+from allstep.comm.network.algorithms.point_to_point import Combine, Exchange, HasAllReduce
 from allstep.comm.network.algorithms.ring import pipelined
 from allstep.comm.network.algorithms.speed import Speed
 from allstep.errors import CommError

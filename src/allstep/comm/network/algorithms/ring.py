@@ -41,7 +41,13 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from allstep.comm.network.algorithms.exchange import Combine, Exchange, Message, received, wait_for
+from allstep.comm.network.algorithms.point_to_point import (
+    Combine,
+    Exchange,
+    Message,
+    received,
+    wait_for,
+)
 from allstep.comm.network.algorithms.speed import Speed
 
 # Bytes; smaller segments cost more messages and gained nothing at 1 Gbit/s.

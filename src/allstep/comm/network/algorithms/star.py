@@ -22,7 +22,13 @@ messages are sent.
 
 from torch import Tensor
 
-from allstep.comm.network.algorithms.exchange import Combine, Exchange, Message, received, wait_for
+from allstep.comm.network.algorithms.point_to_point import (
+    Combine,
+    Exchange,
+    Message,
+    received,
+    wait_for,
+)
 from allstep.comm.network.algorithms.speed import Speed
 
 

@@ -29,7 +29,13 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from allstep.comm.network.algorithms.exchange import Combine, Exchange, Message, received, wait_for
+from allstep.comm.network.algorithms.point_to_point import (
+    Combine,
+    Exchange,
+    Message,
+    received,
+    wait_for,
+)
 from allstep.comm.network.algorithms.speed import Speed
 
 

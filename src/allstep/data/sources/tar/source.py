@@ -34,11 +34,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.sources.checksum import crc32c_on
-from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
-from allstep.data.sources.folder import IMAGES as SUFFIXES
+from allstep.data.sources.class_folders import IMAGES as SUFFIXES
 from allstep.data.sources.index import Index, Progress, indexed, not_as_stored, stored_checksums
 from allstep.data.sources.label_index import index_with_labels, indexed_labels, labels_entry
 from allstep.data.sources.labels import AS_NUMBERS, SORTED_ORDER, Labeling, StoredLabels, decide
+from allstep.data.sources.open_file import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.shards import (
     Numbering,
     Where,
@@ -47,8 +47,8 @@ from allstep.data.sources.shards import (
     read_classes,
 )
 from allstep.data.sources.source import BadSample, Place, Sample, Source
-from allstep.data.sources.tar.groups import Groups
 from allstep.data.sources.tar.labels import LABELS, Members, label_of, recognize
+from allstep.data.sources.tar.sample_groups import Groups
 from allstep.data.sources.tar.scan import members
 from allstep.data.sources.unpack import all_content, is_doubtful, open_content, packing
 from allstep.errors import DataError

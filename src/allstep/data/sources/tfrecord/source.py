@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.index import Index, Progress, index_places, indexed, write_index
 from allstep.data.sources.label_index import index_with_labels, indexed_labels, labels_entry
 from allstep.data.sources.labels import AS_NUMBERS, SORTED_ORDER, Labeling, StoredLabels, decide
+from allstep.data.sources.open_file import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.shards import (
     Numbering,
     Where,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from allstep.errors import ConfigError
-from allstep.train.config.read import read_config
+from allstep.train.config.read_config import read_config
 from allstep.train.config.run_config import RunConfig
 from allstep.train.config.trust import TRUST, check_factory
 

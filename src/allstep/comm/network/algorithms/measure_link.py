@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from allstep.comm.network.algorithms import tree
-from allstep.comm.network.algorithms.exchange import Exchange, wait_for
+from allstep.comm.network.algorithms.point_to_point import Exchange, wait_for
 from allstep.comm.network.algorithms.speed import Speed
 
 SMALL, LARGE, BLOCK = 8, 1 << 20, 256 << 10  # bytes

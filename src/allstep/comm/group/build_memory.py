@@ -28,8 +28,8 @@ from allstep.comm.group.shared_memory import SharedMemoryTransport
 from allstep.comm.health.guard import Guard
 from allstep.comm.join.store import collect
 from allstep.comm.memory.arena import TEXT_BYTES, Arena, block_bytes, segment_bytes
-from allstep.comm.memory.flags import Flags, control_bytes, spins_for
 from allstep.comm.memory.segment import Segment, parts, share
+from allstep.comm.memory.wait_flags import Flags, control_bytes, spins_for
 from allstep.comm.network.algorithms import VARIABLE, wanted_algorithm
 from allstep.comm.network.guarded_gloo import connected
 from allstep.comm.network.lane import Lane

@@ -36,8 +36,8 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from allstep.data.loading.batch_memory import SharedBuffer
 from allstep.data.loading.fill import Recipe, Rows, Stopped
-from allstep.data.loading.memory import SharedBuffer
 from allstep.data.loading.prefetch import Finish, Stop
 from allstep.data.loading.share import Share
 from allstep.errors import AllstepError, ConfigError

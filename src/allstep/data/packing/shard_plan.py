@@ -29,7 +29,7 @@ from allstep.data.image.limit import MAX_PIXELS
 from allstep.data.order import permute
 from allstep.data.packing.image import Recoding
 from allstep.data.packing.record import FORMS
-from allstep.data.sources.files import stamp_of
+from allstep.data.sources.open_file import stamp_of
 from allstep.data.sources.source import Source
 from allstep.errors import ConfigError, DataError, did_you_mean
 

@@ -32,7 +32,7 @@ from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.names import name_of
 from allstep.train.checkpoint.restore import with_weights
 from allstep.train.config.run_config import RunConfig
-from allstep.train.folder.read import Which, run_config
+from allstep.train.folder.existing_run import Which, run_config
 from allstep.train.health.checkpoint_state import check_used
 from allstep.train.input.to_input import ToInput, make_to_input
 from allstep.train.step import build

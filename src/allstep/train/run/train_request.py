@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.train.config.recipes import DEFAULT
-from allstep.train.health.stop import parse_time
+from allstep.train.health.stop_request import parse_time
 
 
 @dataclass(frozen=True)

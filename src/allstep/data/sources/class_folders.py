@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 
 from allstep.data.image.limit import MAX_NBYTES
 from allstep.data.sources.checksum import crc32c
-from allstep.data.sources.files import Stamp, local_path
 from allstep.data.sources.index import (
     Index,
     Progress,
@@ -39,6 +38,7 @@ from allstep.data.sources.index import (
     read_index,
     stored_checksums,
 )
+from allstep.data.sources.open_file import Stamp, local_path
 from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.errors import DataError
 from allstep.files.bounded import read_regular
