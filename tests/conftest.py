@@ -6,6 +6,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from support.costs import Costs
 from support.hosts import two_hosts
 from support.ranks import rank_server, ranks
 from support.slurm import slurm, slurm_two_nodes
@@ -24,6 +25,25 @@ settings.register_profile("test", derandomize=True, **SLOW_IS_FINE)
 settings.register_profile("soak", max_examples=1000, **SLOW_IS_FINE)
 SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
 settings.load_profile("soak" if SOAK else "test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs())
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> None:
+    """Used by what makes network namespaces or clusters: mark `hosts` (see `support.costs`)."""
+
+
+@pytest.fixture(scope="session")
+def peers() -> None:
+    """Used by what runs another program or library as reference or partner: mark `peers`."""
+
+
+@pytest.fixture(scope="session")
+def processes() -> None:
+    """Used by what starts processes or has to sleep: mark `ranks`."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

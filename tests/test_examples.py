@@ -43,7 +43,7 @@ def losses(output: str) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> str:
+def alone(processes: None) -> str:
     """What both scripts print in one process, one after the other: importing torch takes most of
     their time."""
     runs = [
@@ -59,7 +59,7 @@ def plain_loss(alone: str) -> float:
 
 
 def check_two_ranks(output: str, launcher: str, plain_loss: float) -> None:
-    """Two ranks of one host, told apart, with the same loss at the end: that of one process, but
+    """Two ranks of one host, distinguished, with the same loss at the end: that of one process, but
     for rounding."""
     places = re.findall(
         r"World\(rank=(\d+), size=(\d+), local_rank=(\d+), local_size=(\d+)", output
@@ -84,6 +84,7 @@ def test_one_process_is_a_world_too(alone: str) -> None:
     assert world.startswith("World(rank=0, size=1")
 
 
+@pytest.mark.usefixtures("processes")
 def test_records_of_the_tutorials(tmp_path: Path) -> None:
     """Written and read back; the next reader finds the same."""
     output = run(sys.executable, str(EXAMPLES / "tutorial_records.py"), str(tmp_path))
@@ -104,18 +105,21 @@ def test_under_allstep_run(plain_loss: float) -> None:
     check_two_ranks(run(str(BIN / "allstep"), "run", "-np", "2", SCRIPT), "allstep", plain_loss)
 
 
+@pytest.mark.usefixtures("peers")
 def test_under_torchrun(plain_loss: float) -> None:
     check_two_ranks(
         run(str(BIN / "torchrun"), "--nproc-per-node", "2", SCRIPT), "torchrun", plain_loss
     )
 
 
+@pytest.mark.usefixtures("peers")
 def test_under_open_mpi(plain_loss: float) -> None:
     mpirun = program("mpirun.openmpi", "mpirun")
     output = run(mpirun, *AS_ROOT, "--oversubscribe", "-np", "2", sys.executable, SCRIPT)
     check_two_ranks(output, "openmpi", plain_loss)
 
 
+@pytest.mark.usefixtures("peers")
 def test_under_mpich(plain_loss: float) -> None:
     check_two_ranks(
         run(program("mpiexec.hydra"), "-np", "2", sys.executable, SCRIPT), "mpich", plain_loss

@@ -1,4 +1,4 @@
-"""Cores, memory and interfaces, against what the system says."""
+"""Cores, memory and interfaces, against the values of the system."""
 
 import os
 import subprocess
@@ -35,6 +35,7 @@ def test_caches_as_the_kernel_reports_them(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_affinity_mask_counts() -> None:
     code = "from allstep.machine import allowed_cores; print(allowed_cores())"
     first = str(min(os.sched_getaffinity(0)))

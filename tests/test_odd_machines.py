@@ -35,7 +35,9 @@ AS_USER = (
 CLOCK = """
 import os, time
 real, began, hours = time.time, time.monotonic(), float(os.environ["SHIFT_HOURS"])
-time.time = lambda: real() + 3600 * hours * (time.monotonic() > began + 1 and int(time.monotonic() * 10) % 2)
+def jumps():
+    return time.monotonic() > began + 1 and int(time.monotonic() * 10) % 2
+time.time = lambda: real() + 3600 * hours * jumps()
 """
 
 
@@ -58,6 +60,7 @@ def is_one_line(done: Done, start: str) -> bool:
     return done.err.startswith(start) and done.err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("namespaces")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a small disk")
 @pytest.mark.parametrize(
     "command",
@@ -83,6 +86,7 @@ def test_a_full_disk_is_not_taken_for_standard_output(tmp_path: Path, command: s
     ), done.err
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("files", [64, 1024])
 def test_few_open_files_are_enough(tmp_path: Path, files: int) -> None:
     make_folder(tmp_path / "src", per_class=30)
@@ -94,12 +98,14 @@ def test_few_open_files_are_enough(tmp_path: Path, files: int) -> None:
     assert "90 samples in 1 shard" in done.out
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(150)
 def test_training_with_64_open_files(tmp_path: Path) -> None:
     done = shell(f"ulimit -n 64; allstep train digits epochs=1 --workers 2 --out {tmp_path}/run")
     assert done.code == 0, done.err
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("files", "workers"), [(12, 2), (64, 40)])
 def test_too_few_open_files_are_one_line(files: int, workers: int) -> None:
     done = shell(f"ulimit -n {files}; allstep run -np {workers} sleep 100")
@@ -109,6 +115,7 @@ def test_too_few_open_files_are_one_line(files: int, workers: int) -> None:
     assert "`ulimit -n " in done.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     """300 MB of address space are less than the libraries of the input pipeline need."""
     make_folder(tmp_path / "src", per_class=1)
@@ -117,6 +124,7 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     assert is_one_line(done, "allstep: out of memory (`ulimit -v` allows 307 MB)"), done.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_training_is_refused_where_torch_would_crash(tmp_path: Path) -> None:
     done = shell(
         f"ulimit -v 900000; allstep train digits epochs=1 --workers 2 --out {tmp_path}/run"
@@ -162,6 +170,7 @@ def closed(tmp_path: Path):
     folder.chmod(0o755)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -185,6 +194,7 @@ def test_a_read_only_folder_is_one_line(closed: Path, arguments: str) -> None:
     assert str(closed) in done.err
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("hours", [-5, 5])
 def test_a_clock_that_is_set_during_a_run(tmp_path: Path, hours: int) -> None:
@@ -207,6 +217,7 @@ def test_a_clock_that_is_set_during_a_run(tmp_path: Path, hours: int) -> None:
     assert times[-1] - times[0] < 600
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("command", ["data info", "train data.train=", "report"])
 def test_a_name_that_the_system_refuses(command: str) -> None:
     done = shell(f"allstep {command}{'' if command.endswith('=') else ' '}{'x' * 5000}")

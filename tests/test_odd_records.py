@@ -42,6 +42,7 @@ def study_reads(folder: Path) -> None:
     assert forecast.left(trial, record) == forecast.left(trial, record)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("raw", RAW, ids=[each[:12] for each in RAW])
 def test_an_odd_line_is_skipped(tmp_path: Path, raw: str) -> None:
     log = run_folder(tmp_path / "run") / "run.jsonl"
@@ -62,6 +63,7 @@ def test_an_odd_line_is_skipped(tmp_path: Path, raw: str) -> None:
     limited(reads, [log.parent])
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", sorted(ODD))
 def test_something_else_in_the_place_of_the_record(tmp_path: Path, kind: str) -> None:
@@ -71,12 +73,12 @@ def test_something_else_in_the_place_of_the_record(tmp_path: Path, kind: str) ->
     ODD[kind](log)
 
     def one(reader: Callable[[Path], object]) -> None:
-        words = ""
+        text = ""
         try:
             reader(log.parent)
         except (ConfigError, DataError, OSError) as error:
-            words = str(error)
-        assert "\n" not in words
+            text = str(error)
+        assert "\n" not in text
 
     readers: list[Callable[[Path], object]] = [has_ended, write_report_of, study_reads, append]
     assert limited(one, readers) == 4
@@ -91,6 +93,7 @@ def append(folder: Path) -> None:
         log.event("something")
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", sorted(ODD))
 @pytest.mark.parametrize(
@@ -125,6 +128,7 @@ def test_a_run_folder_cannot_name_a_file_to_write_to(tmp_path: Path, name: str) 
     assert precious.read_text() == "mine"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("file", ["study.json", "ended/t.json"])
 def test_odd_files_of_a_study(tmp_path: Path, file: str) -> None:
     folder = StudyFolder(tmp_path)
@@ -137,12 +141,12 @@ def test_odd_files_of_a_study(tmp_path: Path, file: str) -> None:
         content = RAW[seed].encode() if seed < len(RAW) else odd(good, seed)
         (tmp_path / file).write_bytes(content)
         for read in (folder.precision, lambda: folder.outcome(trial), folder.forget_failures):
-            words = ""
+            text = ""
             try:
                 read()
             except ConfigError as error:
-                words = str(error)
-            assert "\n" not in words
+                text = str(error)
+            assert "\n" not in text
 
     limited(one, range(100))
     (tmp_path / file).unlink(missing_ok=True)
@@ -155,6 +159,7 @@ def test_odd_files_of_a_study(tmp_path: Path, file: str) -> None:
     limited(refuses, [folder.precision if "study" in file else folder.forget_failures])
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak(1)  # its count is in `seeds`
 @pytest.mark.timeout(1200)
 def test_whatever_is_in_a_record_it_can_be_read(tmp_path: Path) -> None:

@@ -56,10 +56,10 @@ def folder(tmp_path: Path) -> Path:
 
 def run(line: str, folder: Path) -> str:
     """What a command prints; it must succeed."""
-    program, *words = shlex.split(line)
+    program, *arguments = shlex.split(line)
     assert program == "allstep"
     done = subprocess.run(
-        [sys.executable, "-m", "allstep", *words],
+        [sys.executable, "-m", "allstep", *arguments],
         cwd=folder,
         env={
             **clean_environment(),
@@ -73,6 +73,7 @@ def run(line: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(600)
 def test_the_page_as_it_is_written(folder: Path) -> None:
     five, more = (block.splitlines() for block in blocks("sh"))

@@ -72,15 +72,16 @@ def test_all_is_what_is_visible(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_package_says_what_it_is(name: str) -> None:
+def test_a_package_describes_itself(name: str) -> None:
     assert importlib.import_module(name).__doc__
 
 
-def test_an_unknown_name_is_told_the_known_ones() -> None:
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(AttributeError, match=r"has no attribute 'initt'; it has .*init"):
         _ = allstep.initt
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("verb", [None, *VERBS])
 def test_help_loads_neither_torch_nor_numpy(verb: str | None) -> None:
     command = [verb, "--help"] if verb else ["--help"]
@@ -92,6 +93,7 @@ def test_help_loads_neither_torch_nor_numpy(verb: str | None) -> None:
     assert not {"torch", "numpy"} & loaded
 
 
+@pytest.mark.usefixtures("processes")
 def test_import_loads_neither_torch_nor_numpy() -> None:
     result = run(
         sys.executable, "-c", "import allstep, sys; print({'torch', 'numpy'} & set(sys.modules))"
@@ -99,6 +101,7 @@ def test_import_loads_neither_torch_nor_numpy() -> None:
     assert result.stdout == "set()\n", result.stderr
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "command",
     [(sys.executable, "-c", "import allstep"), (ALLSTEP, "--help")],
@@ -118,6 +121,7 @@ def test_it_answers_at_once(command: tuple[str, ...]) -> None:
     assert min(seconds) < 1.5, seconds
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "command", [(ALLSTEP,), (sys.executable, "-m", "allstep")], ids=["script", "module"]
 )
@@ -125,6 +129,7 @@ def test_version(command: tuple[str, ...]) -> None:
     assert run(*command, "--version").stdout == f"allstep {allstep.__version__}\n"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
@@ -138,7 +143,7 @@ def test_version(command: tuple[str, ...]) -> None:
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
 )
-def test_a_typo_is_told_the_right_word(arguments: list[str], meant: str) -> None:
+def test_a_typo_gets_the_right_name(arguments: list[str], meant: str) -> None:
     result = run(ALLSTEP, *arguments)
     assert result.returncode == 2
     assert meant in result.stderr

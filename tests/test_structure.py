@@ -1,4 +1,4 @@
-"""Limits on the shape of the source and of the tests, each with a planted violation that it must find."""
+"""Limits on the shape of source and tests, each with a planted violation that it must find."""
 
 import ast
 import statistics

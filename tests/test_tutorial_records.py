@@ -47,9 +47,9 @@ def course(tmp_path: Path) -> Path:
     return tmp_path / "course"
 
 
-def command(*words: Any, code: int = 0) -> str:
+def command(*arguments: Any, code: int = 0) -> str:
     """What a command prints; its exit status must be `code`."""
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(app, [str(each) for each in arguments], env={"COLUMNS": "160"})
     assert result.exit_code == code, result.output
     return result.output
 
@@ -59,9 +59,9 @@ def opened(where: Path, **section: Any) -> Splits:
     return open_splits(RunConfig(recipe="mine", batch=8, data=data))
 
 
-def run(words: list[str], out: Path) -> None:
+def run(arguments: list[str], out: Path) -> None:
     world = allstep.init()
-    config = read_config("digits", words)
+    config = read_config("digits", arguments)
     callbacks = []
     if world.rank == 0:
         claim_folder(config.resolved(world.size), out)
@@ -136,7 +136,7 @@ class TestCommands:
             and len(open_source(tmp_path / "packed")) == 61
         )
 
-    def test_a_pack_does_not_go_on_with_another_numbering(
+    def test_a_pack_does_not_continue_with_another_numbering(
         self, course: Path, tmp_path: Path
     ) -> None:
         def again() -> None:
@@ -145,7 +145,7 @@ class TestCommands:
         again()
         again()
         (course / "classes.txt").write_text("tench\nhen\ngoldfish\n")
-        with pytest.raises(DataError, match="before that was changed; give --overwrite"):
+        with pytest.raises(DataError, match="which has changed since; give --overwrite"):
             again()
 
     def test_labels_that_are_no_text_are_one_line(self, tmp_path: Path) -> None:
@@ -206,21 +206,21 @@ def test_train_eval_and_predict_show_names(ranks: Any, course: Path, tmp_path: P
     """Two ranks; the same records, packed, score the same."""
     write_tutorial(course / "c.tfrecord", [b"tench", b"", b"hen"])
     out = tmp_path / "out"
-    words = [
+    arguments = [
         f"data.train={course}",
         "data.augment=CentreCrop(16)",
         "data.prepare=CentreCrop(16)",
         "batch=16",
         "epochs=1",
     ]
-    words += [
+    arguments += [
         "model=small-cnn",
         "model.options.widths=[4]",
         "model.options.hidden=8",
         "data.workers=0",
         "data.test=9",
     ]
-    ranks(2, run, words, out)
+    ranks(2, run, arguments, out)
     record = runlog.read(out / "run.jsonl")
     assert record.end is not None and record.end["num_bad"] == 1
     confusion = json.loads((out / "mistakes" / "confusion.json").read_text())

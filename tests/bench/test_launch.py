@@ -26,6 +26,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "contenders", lambda: QUICK)
 
 
+@pytest.mark.usefixtures("peers")
 @pytest.mark.parametrize("contender", contenders()[1:], ids=lambda contender: contender.name)
 def test_it_runs(contender: LaunchContender, tmp_path: Path) -> None:
     if contender.missing:
@@ -34,6 +35,7 @@ def test_it_runs(contender: LaunchContender, tmp_path: Path) -> None:
     assert 0 < launch._time(contender, tmp_path) < 60
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.usefixtures("quick")
 def test_turns_are_taken_one_after_the_other() -> None:
     turns: list[str] = []
@@ -45,6 +47,7 @@ def test_turns_are_taken_one_after_the_other() -> None:
     assert [missing.name for missing in result.missing] == ["mpirun, allstep.init()"]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.usefixtures("quick")
 def test_json_on_standard_output_is_alone_there(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(app, ["bench", "launch", "--repetitions", "1", "--json", "-"])
@@ -55,6 +58,7 @@ def test_json_on_standard_output_is_alone_there(tmp_path: Path) -> None:
     assert "missing: mpirun, allstep.init() (mpirun is not installed)" in outcome.stderr
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.usefixtures("quick")
 def test_json_into_a_file(tmp_path: Path) -> None:
     file = tmp_path / "launch.json"
@@ -70,6 +74,7 @@ def test_a_wrong_folder_is_said_before_measuring(tmp_path: Path) -> None:
     assert "there is no folder" in str(outcome.exception)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_peer_that_fails_is_missing_and_ours_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def _mark() -> str:
     return f"{os.getpid()}.{os.environ['PYTEST_CURRENT_TEST'].split(' ')[0]}"
 
 
+@pytest.mark.usefixtures("namespaces")
 @needs_hosts
 def test_sums_between_hosts_and_an_interruption_that_leaves_nothing(
     measured: list[Any],
@@ -175,6 +176,7 @@ def test_wrong_options_say_what_is_wrong(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("processes")
 def test_plain_tcp_sends_what_each_host_must() -> None:
     """Three hosts in a ring, here on three addresses of the loopback."""
     addresses = [f"127.0.0.{10 + k}" for k in range(3)]

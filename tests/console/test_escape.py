@@ -157,6 +157,7 @@ def test_utf8_and_the_choice_of_the_user_stay(
 HOSTILE_FILE = os.fsdecode(b"[red]e\x1b[31mvil\nallstep: \xff.tfrecord")
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "verb",

@@ -31,6 +31,7 @@ def run(
     )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak(1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", CASES)
@@ -44,6 +45,7 @@ def test_damaged_files_are_refused_or_read(kind: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_fuzzer_finds_what_it_looks_for(tmp_path: Path) -> None:
     """A traceback, a hang and too much memory each end it, and it names the case."""
     source = (

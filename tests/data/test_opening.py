@@ -20,6 +20,7 @@ from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.framing import frame
 from allstep.data.sources.tfrecord.source import TFRecordSource
 from allstep.errors import DataError
+from support.image_folders import aged
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def test_cifar(folder: Path) -> None:
 def test_class_folders(folder: Path) -> None:
     (folder / "cat").mkdir()
     (folder / "cat" / "x.jpg").write_bytes(b"x")
-    assert isinstance(open_source(folder), FolderSource)
+    assert isinstance(open_source(aged(folder)), FolderSource)
 
 
 def test_a_source_is_a_source() -> None:
@@ -184,6 +185,7 @@ def test_what_has_no_test_part_does_not_give_the_training_set(folder: Path) -> N
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_opening_needs_no_torch() -> None:
     code = (
         "import sys, allstep.data.opening; sys.exit('torch' in sys.modules or 'fsspec' in"

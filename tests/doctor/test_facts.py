@@ -29,6 +29,7 @@ def test_cores() -> None:
     assert 1 <= cores.allowed <= cores.affinity
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(not shutil.which("taskset"), reason="needs taskset")
 def test_cores_under_taskset() -> None:
     core = str(min(os.sched_getaffinity(0)))
@@ -110,6 +111,7 @@ def fake(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
+@pytest.mark.usefixtures("processes")
 def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, "mpirun", "echo 'HYDRA build details:'; echo '    Version:        4.0.2'")
     fake(tmp_path, "srun", "echo srun: no configuration source >&2; exit 1")
@@ -129,6 +131,7 @@ def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert programs.gpus(programs.programs()) == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_nvidia_smi_without_a_driver_shows_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +149,7 @@ def test_packages_are_those_that_allstep_declares() -> None:
     assert {"torch", "numpy", "rich", "mpi4py"} <= found.keys()
     assert found["torch"].version == importlib.metadata.version("torch")
     assert found["torch"].extra is None and found["torch"].least
+    assert found["torch"].below and found["numpy"].below is None
     assert found["mpi4py"].extra == "mpi"
     assert "pytest" not in found
 

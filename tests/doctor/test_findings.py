@@ -54,6 +54,7 @@ def test_a_host_without_slots_has_threads_all_the_same() -> None:
     assert choice.threads(0) == choice.threads(1) >= 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_sound_machine_passes_and_json_holds_everything() -> None:
     done = doctor("--json")
     report = said(done)
@@ -78,6 +79,7 @@ def test_a_sound_machine_passes_and_json_holds_everything() -> None:
     assert report["hosts"] == report["connections"] == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_many_things_wrong_at_once(tmp_path: Path) -> None:
     """One process for all of them."""
     (tmp_path / "file").touch()
@@ -119,6 +121,7 @@ def test_many_things_wrong_at_once(tmp_path: Path) -> None:
     assert all(finding["do"] for finding in report["findings"])
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_torch_that_crashes_does_not_take_the_doctor_with_it(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import os; os.abort()")
     done = doctor("--json", env={"PYTHONPATH": str(tmp_path)})
@@ -127,6 +130,7 @@ def test_a_torch_that_crashes_does_not_take_the_doctor_with_it(tmp_path: Path) -
     assert "torch cannot be imported" in what and "killed by signal 6" in what
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_trial_that_fails_says_which_rank_and_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +146,7 @@ def test_a_trial_that_fails_says_which_rank_and_why(
     assert "a trial of 2 ranks failed" in found.what and "rank 1 has had enough" in found.what
 
 
+@pytest.mark.usefixtures("processes")
 def test_inside_a_world_the_ranks_try_it_together_and_rank_0_reports() -> None:
     command = [PYTHON, "-m", "allstep", "run", "-np", "2", "--", PYTHON, "-m", "allstep", "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
@@ -151,6 +156,7 @@ def test_inside_a_world_the_ranks_try_it_together_and_rank_0_reports() -> None:
     assert all(line.startswith("[0] ") for line in done.stdout.splitlines())
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -165,6 +171,7 @@ def test_wrong_use_is_one_line(arguments: list[str], complaint: str) -> None:
     assert complaint in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_command_line_loads_no_torch() -> None:
     check = (
         "import sys, allstep.cli.app, allstep.doctor, allstep.doctor.print, allstep.doctor.probe;"
@@ -177,7 +184,7 @@ def test_the_command_line_loads_no_torch() -> None:
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report(processes: None) -> Report:
     """This machine, with what torch says taken from memory: importing it is other tests' business."""
     engine = Engine(
         "2.13.0+cpu", backends={"gloo": True, "nccl": False, "mpi": False, "ucc": False}
@@ -235,6 +242,9 @@ def test_findings_that_need_another_machine(facts: Facts) -> None:
     assert severities(replace(facts, gpus=["Big GPU"]), "built without CUDA") == [Severity.WARNING]
     assert severities(replace(facts, torch=replace(engine, version="2.4.1")), "too old") == [
         Severity.PROBLEM
+    ]
+    assert severities(replace(facts, torch=replace(engine, version="2.99.0")), "too new") == [
+        Severity.WARNING
     ]
     assert severities(replace(facts, torch=replace(engine, backends={})), "no Gloo") == [
         Severity.PROBLEM
@@ -305,6 +315,7 @@ def test_what_a_run_would_use(facts: Facts) -> None:
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_ssh_other_hosts_are_out_of_reach(
     facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,9 +161,13 @@ def test_a_wrong_key_is_refused_and_a_name_nobody_knows_is_said(
 
 
 @pytest.fixture
-def fake_ssh(tmp_path: Path) -> str:
+def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An ssh that runs the command here, as on a host with another version, another torch and a
     clock that is ahead."""
+    # The command would hand on ours, and the host's own would have no effect.
+    ours = os.environ.get("PYTHONPATH", "")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    theirs = os.pathsep.join(filter(None, [str(tmp_path), ours]))
     (tmp_path / "sitecustomize.py").write_text("""
 import importlib.metadata, time, allstep._version
 allstep._version.__version__ = "9.9"
@@ -176,12 +180,13 @@ importlib.metadata.version = lambda name: "1.0" if name == "torch" else true_ver
 for word; do command=$word; done
 echo "$@" > {tmp_path}/said
 echo Welcome to this host
-exec env PYTHONPATH={tmp_path} SSH_CONNECTION="127.0.0.1 1 127.0.0.1 2" sh -c "$command"
+exec env PYTHONPATH={theirs} SSH_CONNECTION="127.0.0.1 1 127.0.0.1 2" sh -c "$command"
 """)
     script.chmod(0o755)
     return str(script)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_host_that_differs_from_this_one(fake_ssh: str) -> None:
     there = visit(parse_hosts("far.invalid:99"), fake_ssh)
     found = host_checks.find_all(there, "3.10.0")
@@ -191,6 +196,7 @@ def test_a_host_that_differs_from_this_one(fake_ssh: str) -> None:
         assert words in warnings
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_doctor_calls_ssh_as_the_launcher_does(fake_ssh: str, tmp_path: Path) -> None:
     visit(parse_hosts("user@far.invalid"), fake_ssh)
     doctors = (tmp_path / "said").read_text()
@@ -204,6 +210,7 @@ def test_the_doctor_calls_ssh_as_the_launcher_does(fake_ssh: str, tmp_path: Path
     )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("script", "seconds", "complaint"),
     [

@@ -143,6 +143,7 @@ def run_script(num_ranks: int, script: str) -> list[tuple[int, str]]:
     ]
 
 
+@pytest.mark.usefixtures("processes")
 def test_scripts_that_end_without_a_word() -> None:
     """A forked child ends quietly, a rank with an exception of its own:
 

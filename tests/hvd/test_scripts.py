@@ -116,6 +116,7 @@ def accuracies(lines: list[str]) -> list[float]:
     return [float(found[1]) for line in lines if (found := re.search(r"Accuracy: ([\d.]+)%", line))]
 
 
+@pytest.mark.usefixtures("peers")
 @launched(Mpirun())
 def test_mnist(run: Launcher) -> None:
     options = (
@@ -128,6 +129,7 @@ def test_mnist(run: Launcher) -> None:
     assert found[-1] > 90, found
 
 
+@pytest.mark.usefixtures("peers")
 @launched(Torchrun())
 def test_imagenet_warms_up_and_resumes(run: Launcher, tmp_path: Path) -> None:
     lines = run("imagenet.py", "--epochs", 2, cwd=tmp_path)
@@ -151,6 +153,7 @@ def test_imagenet_warms_up_and_resumes(run: Launcher, tmp_path: Path) -> None:
     assert float(epochs[-1][2]) > 60  # of four corners
 
 
+@pytest.mark.usefixtures("peers")
 @launched(Mpirun())
 def test_synthetic_benchmark(run: Launcher) -> None:
     lines = run("synthetic_benchmark.py", "--fp16-allreduce")
@@ -166,6 +169,7 @@ def test_synthetic_benchmark(run: Launcher) -> None:
     assert float(each) > 0
 
 
+@pytest.mark.usefixtures("peers")
 @launched(Torchrun())
 def test_uneven_data_with_join(run: Launcher) -> None:
     lines = run("uneven.py", num_workers=3)
@@ -179,6 +183,7 @@ def test_uneven_data_with_join(run: Launcher) -> None:
     assert matches(lines, r"rank (\d): (\d+) batches") == [(str(rank), "15") for rank in range(3)]
 
 
+@pytest.mark.usefixtures("peers")
 @launched(Mpirun())
 def test_process_sets(run: Launcher) -> None:
     lines = run("process_sets.py", num_workers=3)
@@ -200,6 +205,7 @@ def test_process_sets(run: Launcher) -> None:
     ]
 
 
+@pytest.mark.usefixtures("peers")
 @launched(Torchrun())
 def test_grouped_operations_and_gradients(run: Launcher) -> None:
     lines = run("grouped.py")
@@ -213,6 +219,7 @@ def test_grouped_operations_and_gradients(run: Launcher) -> None:
     assert float(losses[0][1]) < 0.1
 
 
+@pytest.mark.usefixtures("peers")
 @launched(Mpirun())
 def test_adasum(run: Launcher) -> None:
     lines = run("adasum.py")
@@ -226,6 +233,7 @@ def test_adasum(run: Launcher) -> None:
     assert float(loss) < 0.05
 
 
+@pytest.mark.usefixtures("peers")
 @launched(Torchrun())
 def test_a_gan_has_two_optimizers(run: Launcher) -> None:
     lines = run("gan.py")
@@ -236,6 +244,7 @@ def test_a_gan_has_two_optimizers(run: Launcher) -> None:
     assert (float(x), float(y)) == pytest.approx((2.0, -1.0), abs=0.7)
 
 
+@pytest.mark.usefixtures("peers")
 @launched(Mpirun())
 def test_elastic_state_is_restored_in_a_fixed_world(run: Launcher) -> None:
     lines = run("elastic.py")
@@ -247,6 +256,7 @@ def test_elastic_state_is_restored_in_a_fixed_world(run: Launcher) -> None:
     assert float(loss) < 0.05
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_rank_that_leaves_is_blamed_not_those_it_leaves_behind() -> None:
     done = allstep("run", "--as-horovod", "-np", "3", "python", HERE / "leaving.py", limit=150)
     assert done.code == 3, done.err
@@ -256,6 +266,7 @@ def test_the_rank_that_leaves_is_blamed_not_those_it_leaves_behind() -> None:
     assert "HorovodInternalError: Horovod has been shut down" in done.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_one_process_needs_no_launcher() -> None:
     lines = under(
         sys.executable, str(HERE / "mnist.py"), "--data-dir", str(DIGITS), "--epochs", "2"

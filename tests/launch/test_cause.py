@@ -63,6 +63,7 @@ except allstep.errors.CommError:
 """
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("subgroup", [False, True])
 def test_a_rank_that_hides_its_error_is_still_a_consequence(tmp_path: Path, subgroup: bool) -> None:
     (tmp_path / "hidden.py").write_text(HIDDEN.format(subgroup=subgroup))
@@ -88,6 +89,7 @@ except allstep.errors.CommError:
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_broken_pipe_of_its_own_is_a_cause(tmp_path: Path) -> None:
     (tmp_path / "alike.py").write_text(LOOKS_ALIKE)
     done = run("run", "-np", "2", tmp_path / "alike.py")
@@ -121,6 +123,7 @@ sys.exit(6 if world.rank == 0 else 7)
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_record_of_a_program_before_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(A)
     (tmp_path / "b.py").write_text(B)

@@ -8,6 +8,8 @@ import pytest
 from support.allstep_command import start
 from support.ranks import wait_until
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 LINES = 400_000
 
 # Rank 0 prints 12 MB, and states in a file how far it is. Rank 1 ends when it is asked to.

@@ -191,7 +191,7 @@ import sys
 from allstep.launch import agent_main
 from allstep.launch.agent import Agent
 
-def tell(self, line):
+def send_line(self, line):
     self.link.outbox += line + b"\\n"
     self.link.flush()
 
@@ -204,12 +204,13 @@ AFTER_START = """
 start = Agent._on_start
 def spoiled(self, message):
     start(self, message)
-    tell(self, {line!r})
+    send_line(self, {line!r})
 Agent._on_start = spoiled
 """
 LINE = f'{{"kind": "KIND", "version": "{__version__}", "rank": RANK}}'.encode()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("before", "after", "complaint"),
     [
@@ -260,6 +261,7 @@ def test_a_run_with_an_agent_that_is_not_understood_ends_with_a_report(
     assert banner in ("", "allstep run: 1 workers on 1 hosts: far.invalid has rank 0")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_probe_that_is_not_understood_is_an_error_of_its_host(tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text(
@@ -278,14 +280,14 @@ def test_half_a_character_in_lines_is_printed_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "env", "words"),
+    ("command", "env", "text"),
     [
         (["true", "a\0b"], {}, "the command holds a NUL byte"),
         (["true"], {"A": "x\0"}, "the variable A holds a NUL byte"),
     ],
 )
 def test_what_no_program_can_take_is_refused(
-    command: list[str], env: dict[str, str], words: str
+    command: list[str], env: dict[str, str], text: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=text):
         Job(command, [Host("localhost", 1)], env=env)

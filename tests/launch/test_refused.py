@@ -123,22 +123,24 @@ def test_odd_hostfiles(tmp_path: Path) -> None:
             read_hostfile(path)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(60)
 def test_a_discovery_script_may_leave_a_process_behind(tmp_path: Path) -> None:
-    """An ssh-agent, say, which holds the standard output of the script open."""
+    """For example an ssh-agent, which holds the standard output of the script open."""
     began = time.monotonic()
     hosts = discover(f"sleep 40 & echo $! > {tmp_path}/pid; echo localhost:2; echo more >&2", 1)
     assert hosts == [Host("localhost", 2)] and time.monotonic() - began < 20
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_discovery_script_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert discover("echo h1; echo h2:3", 2) == [Host("h1", 2), Host("h2", 3)]
     for script, complaint in (
         ("cat /dev/zero", "printed more than 1,048,576 bytes"),
         (r"printf 'h\351\n'", "printed bytes that are not UTF-8"),
         ("echo a..b", "--host-discovery-script echo a..b: the host name 'a..b' is not usable"),
-        ("head -c 3000000 /dev/zero >&2; exit 3", "it ended with 3 and said"),
+        ("head -c 3000000 /dev/zero >&2; exit 3", "exit code 3, standard error"),
     ):
         with pytest.raises(ConfigError, match=re.escape(complaint)):
             discover(script, 1)
@@ -169,6 +171,7 @@ def test_the_user_of_this_process_is_not_taken_from_the_environment(
     assert not is_here(f"{os.environ['USER']}@localhost")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_as_another_user_calls_ssh(tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\nexit 255\n')
@@ -178,6 +181,7 @@ def test_a_run_as_another_user_calls_ssh(tmp_path: Path) -> None:
     assert " -- another-user@localhost exec " in (tmp_path / "called").read_text()
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_interface_is_checked_on_a_single_host() -> None:
     done = run("run", "-np", "1", "--iface", "nope", "true")
     assert (done.code, done.err.count("\n")) == (2, 1), done.err

@@ -167,10 +167,8 @@ def test_each_name_takes_the_smallest_images_it_says_and_no_smaller_ones(
             match=rf"{name}: expected images of at least {side}x{side} pixels.*{side - 1}x",
         ):
             check_shape(name, (channels, side - 1, 2 * side))
-        with (
-            torch.device("meta"),
-            pytest.raises(Exception),
-        ):  # the limit is not larger than need be
+        # The limit is not larger than need be.
+        with torch.device("meta"), pytest.raises(Exception):  # noqa: B017
             model(torch.empty(2, channels, side - 1, side - 1))
 
 
@@ -304,6 +302,7 @@ def test_what_is_wrong_is_one_line(name: str, options: Mapping[str, Any], words:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_name_is_checked_without_torch() -> None:
     code = (
         "import sys\nfrom allstep.models import NAMES, check_name,"

@@ -97,6 +97,7 @@ def peer(name: str, params: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, 
     return reference, {**options, "bias_correction": False, "exempt": False}
 
 
+@pytest.mark.usefixtures("peers")
 @pytest.mark.parametrize("name", ["lars", "lars nesterov", "lamb", "novograd"])
 def test_as_pytorch_optimizer(name: str) -> None:
     ours, theirs = parameters(), parameters()

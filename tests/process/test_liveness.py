@@ -24,7 +24,7 @@ CAN_END_EARLY = (
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+def sleeper(processes: None) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"], stdout=-1
     )
@@ -110,6 +110,7 @@ def test_a_task_that_starts_another_before_it_exits(
     assert not life.is_ending()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_main_thread_that_ends_before_the_others() -> None:
     """The kernel shows such a process as a zombie; it lives."""
     script = CAN_END_EARLY + "print(flush=True); ctypes.CDLL(None).pthread_exit(None)"
@@ -183,8 +184,9 @@ def test_no_such_process(sleeper: subprocess.Popen[bytes]) -> None:
         life_of(sleeper.pid)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_large_process_is_ending_long_before_it_is_gone() -> None:
-    """Freeing 600 MB takes a tenth of a second or more; a machine that stands still gets more
+    """Freeing 600 MB takes a tenth of a second or more; a busy machine gets more
     rounds."""
     script = (
         "import time; memory = bytearray(b'x') * (600 << 20); print(flush=True); time.sleep(600)"

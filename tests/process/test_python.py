@@ -14,6 +14,7 @@ from support.ranks import clean_environment
 SHADOWS = ("allstep", "torch", "numpy", "rich", "json", "yaml", "typer", "cloudpickle")
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "command",
     [
@@ -41,6 +42,7 @@ def test_the_current_folder_executes_nothing(tmp_path: Path, command: list[str])
     assert done.stdout and "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_function_of_allstep_run(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     for name in SHADOWS:

@@ -49,7 +49,7 @@ class Shown:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
+def browser(peers: None) -> Iterator["Browser"]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with api.sync_playwright() as playwright:
         program = playwright.chromium.launch(

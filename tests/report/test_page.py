@@ -322,6 +322,7 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     assert sorted(file.name for file in folder.iterdir()) == ["run.jsonl"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_command_loads_no_torch(tmp_path: Path) -> None:
     folder = write_rich(tmp_path / "run")
     code = (
@@ -333,6 +334,7 @@ def test_the_command_loads_no_torch(tmp_path: Path) -> None:
     assert result.stdout == f"{folder}/report.html\nFalse\n", result.stderr
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(["nowhere"], "allstep: nowhere: there is no such folder"), ([], "Missing argument 'RUN...'")],
@@ -344,6 +346,7 @@ def test_wrong_use_is_a_line_and_status_2(arguments: list[str], words: str) -> N
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_real_run(tmp_path: Path) -> None:
     """What `allstep train` writes today is what the report reads."""
     run = tmp_path / "run"

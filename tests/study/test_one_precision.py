@@ -101,12 +101,14 @@ def test_unknown_flags_and_gpus_are_settled_apart(
     assert on_cpu is not None and on_cpu.name == "bfloat16"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_process_of_its_own_settles_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real one, limited so that the answer is the same on every CPU."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert settled_apart(AUTO).name == "float32"
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_is_wrong_there_is_one_line() -> None:
     nowhere = AUTO.model_copy(update={"data": AUTO.data.model_copy(update={"train": "nowhere"})})
     with pytest.raises(ConfigError) as caught:

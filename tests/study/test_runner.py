@@ -52,6 +52,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_grid_runs_once(tmp_path: Path) -> None:
     study = asked(*(fake(name, lines([0.5], test=0.6)) for name in "abc"))
     first, again = Told(), Told()
@@ -68,6 +69,7 @@ def test_a_grid_runs_once(tmp_path: Path) -> None:
     assert again.states[-1].total == 3 and not again.states[-1].running
 
 
+@pytest.mark.usefixtures("processes")
 def test_one_trial_in_each_lane(tmp_path: Path) -> None:
     """Each of two waits for the other, so they run at once; in one lane the second begins after the
     first."""
@@ -90,6 +92,7 @@ def test_one_trial_in_each_lane(tmp_path: Path) -> None:
     assert max(len(state.running) for state in told.states) == 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     bad = fake("bad", [["say", "line one"], ["say", "the cause"], ["exit", 3]])
     study, folder = (
@@ -106,6 +109,7 @@ def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert sorted(told.names) == ["bad", "odd"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_was_cut_goes_on(tmp_path: Path) -> None:
     """One has a way to go on, one begins anew, and one saved itself and asked to be started again."""
     half = lines([0.5])
@@ -128,6 +132,7 @@ def test_what_was_cut_goes_on(tmp_path: Path) -> None:
     assert (folder.run(can) / "left").exists() and not (folder.run(cannot) / "left").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_rule_stops_trials(tmp_path: Path) -> None:
     def stop(trial: Trial, record: RunRecord, results: Results) -> str | None:
         late = "quick" in results and len(record.steps) == 2
@@ -144,6 +149,7 @@ def test_a_rule_stops_trials(tmp_path: Path) -> None:
     assert run(study, StudyFolder(tmp_path), 2, told) == results and told.names == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_search_wants_more_with_each_result(tmp_path: Path) -> None:
     """Halves an interval: a trial depends on how good the last was.
 
@@ -170,6 +176,7 @@ def test_a_search_wants_more_with_each_result(tmp_path: Path) -> None:
     assert list(run(study, StudyFolder(tmp_path), 2)) == told.names
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_forecast_comes_from_the_first_steps(tmp_path: Path) -> None:
     """3 s of record for each epoch; so it is 3 s for the last of four, and 12 s for the run after."""
     begun = [*lines([0.1, 0.2, 0.3]), ["wait", "{run}/never"]]
@@ -257,6 +264,7 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_runner_that_is_ended_leaves_no_process_and_can_go_on(

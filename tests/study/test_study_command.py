@@ -18,6 +18,7 @@ def allstep(*words: str) -> str:
     return result.output
 
 
+@pytest.mark.usefixtures("processes")
 def test_two_real_runs_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call runs nothing and finds the same; a third asks another question."""
     monkeypatch.setattr(sys, "argv", ["allstep", "study", "batch"])
@@ -78,7 +79,7 @@ def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ],
     )
     assert result.exit_code == 130
-    assert "interrupted after 0 runs have ended; the same command goes on" in result.output
+    assert "interrupted after 0 runs have ended; the same command resumes" in result.output
     assert "| 1024  |     - |" in (tmp_path / "table.md").read_text()
 
 
@@ -100,7 +101,7 @@ def test_runs_that_were_told_to_stop_are_named(
     ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 75
-    assert "told to stop and saved: 64-plain-seed0; the same command goes on" in result.output
+    assert "stopped early and saved: 64-plain-seed0; the same command resumes" in result.output
 
 
 @pytest.mark.parametrize(

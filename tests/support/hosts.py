@@ -288,7 +288,7 @@ def _run(*command: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def two_hosts() -> Iterator[SshHosts]:
+def two_hosts(namespaces: None) -> Iterator[SshHosts]:
     """Hosts h1 and h2 with an sshd each."""
     if reason := why_not("ssh", "sshd", "ssh-keygen"):
         pytest.skip(reason)

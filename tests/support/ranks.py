@@ -172,7 +172,7 @@ def describe(outcome: Outcome) -> str:
 
 
 @pytest.fixture(scope="session")
-def rank_server() -> Iterator[Ranks]:
+def rank_server(processes: None) -> Iterator[Ranks]:
     server = Ranks()
     yield server
     server.close()

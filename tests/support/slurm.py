@@ -145,12 +145,12 @@ def _cluster(num_nodes: int) -> Iterator[Slurm]:
 
 
 @pytest.fixture(scope="session")
-def slurm() -> Iterator[Slurm]:
+def slurm(namespaces: None) -> Iterator[Slurm]:
     """A Slurm of one node, node1."""
     yield from _cluster(1)
 
 
 @pytest.fixture(scope="session")
-def slurm_two_nodes() -> Iterator[Slurm]:
+def slurm_two_nodes(namespaces: None) -> Iterator[Slurm]:
     """A Slurm of two nodes, node1 and node2, with a network between them."""
     yield from _cluster(2)

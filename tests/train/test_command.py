@@ -1,4 +1,4 @@
-"""`allstep train` as the user types it."""
+"""`allstep train` on the command line."""
 
 import os
 import subprocess
@@ -16,10 +16,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # threads that spin for each other starve
 
 
 def allstep(
-    *words: str, folder: Path, env: dict[str, str] | None = None
+    *arguments: str, folder: Path, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "allstep", "train", *words],
+        [sys.executable, "-m", "allstep", "train", *arguments],
         cwd=folder,
         env={**clean_environment(), **ONE_THREAD, **(env or {})},
         capture_output=True,
@@ -28,6 +28,7 @@ def allstep(
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run(tmp_path: Path) -> None:
     num_workers = 2
     done = allstep("digits", "epochs=4", "--workers", str(num_workers), folder=tmp_path)
@@ -41,15 +42,22 @@ def test_a_run(tmp_path: Path) -> None:
     assert read_config(str(folder / "config.yaml")).epochs == 4
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
-    words = ("--workers", "1")
+    arguments = ("--workers", "1")
     assert (
         allstep(
-            "digits", "epochs=1", "batch_per_worker=40", "--out", "first", *words, folder=tmp_path
+            "digits",
+            "epochs=1",
+            "batch_per_worker=40",
+            "--out",
+            "first",
+            *arguments,
+            folder=tmp_path,
         ).returncode
         == 0
     )
-    again = allstep("first/config.yaml", "--out", "second", *words, folder=tmp_path)
+    again = allstep("first/config.yaml", "--out", "second", *arguments, folder=tmp_path)
     assert again.returncode == 0, again.stderr
     first, second = (
         runlog.read(tmp_path / name / "run.jsonl").evals[-1] for name in ("first", "second")
@@ -57,10 +65,11 @@ def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
     assert first["loss"] == second["loss"]
 
 
-def test_a_run_goes_on_with_what_is_asked_for_now(tmp_path: Path) -> None:
-    """Its record was lost, its name looks like a key; `--strict` is kept with it."""
-    out, words = tmp_path / "lr=0.1", ("--strict", "--workers", "1", "--out", "lr=0.1")
-    done = allstep("digits", "epochs=1", *words, folder=tmp_path)
+@pytest.mark.usefixtures("processes")
+def test_a_run_resumes_with_what_is_asked_for_now(tmp_path: Path) -> None:
+    """Its record was lost, and its name looks like a key; `--strict` is kept with it."""
+    out, arguments = tmp_path / "lr=0.1", ("--strict", "--workers", "1", "--out", "lr=0.1")
+    done = allstep("digits", "epochs=1", *arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert read_config(str(out / "config.yaml")).data.strict
     (out / "run.jsonl").unlink()
@@ -91,13 +100,15 @@ def test_recipes_files_and_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert read("digits", "model.name=x/y:z") == ("digits", ["model.name=x/y:z"])
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_recipes_are_listed(tmp_path: Path) -> None:
     done = allstep("--list", folder=tmp_path)
     assert all(name in done.stdout for name in RECIPES)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "complaint"),
     [
         (["digist"], "no recipe is called 'digist'; did you mean 'digits'?"),
         (["digits", "epoch=1"], "unknown config key 'epoch'; did you mean 'epochs'?"),
@@ -108,11 +119,11 @@ def test_the_recipes_are_listed(tmp_path: Path) -> None:
         ),
         (["digits", "--out", "/proc/nothing"], "cannot be written"),
         (["digits", "--resume", "nothere"], "nothere: holds no run to resume"),
-        (["digits", "--resume", "nothere", "--dry-run"], "--overfit and --dry-run come before one"),
+        (["digits", "--resume", "nothere", "--dry-run"], "--overfit and --dry-run precede one"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, words: list[str], complaint: str) -> None:
-    done = allstep(*words, folder=tmp_path)
+def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], complaint: str) -> None:
+    done = allstep(*arguments, folder=tmp_path)
     assert done.returncode == 2
     assert complaint in done.stderr
     assert done.stderr.count("\n") == 1
@@ -120,6 +131,7 @@ def test_bad_input_is_one_line(tmp_path: Path, words: list[str], complaint: str)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_typo_in_an_option_is_corrected(tmp_path: Path) -> None:
     done = allstep("digits", "--worker", "2", folder=tmp_path)
     assert done.returncode == 2
@@ -127,6 +139,7 @@ def test_a_typo_in_an_option_is_corrected(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_world_has_the_workers_it_has(tmp_path: Path) -> None:
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     world |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -135,6 +148,7 @@ def test_a_world_has_the_workers_it_has(tmp_path: Path) -> None:
     assert "--workers 2, but torchrun has started 1" in done.stderr
 
 
+@pytest.mark.usefixtures("peers")
 def test_under_torchrun_it_is_a_worker(tmp_path: Path) -> None:
     torchrun = [
         str(Path(sys.executable).parent / "torchrun"),

@@ -208,6 +208,7 @@ class Deed:
         return os.open, (str(self.path), os.O_CREAT)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_worker_of_allstep_run_calls_no_function_of_a_forged_caller(tmp_path: Path) -> None:
     """Its call is a pickle, which may do anything."""
     call = pickle.dumps(Deed(tmp_path / "done"))

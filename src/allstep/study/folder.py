@@ -26,9 +26,9 @@ from typing import Any
 from allstep import runlog
 from allstep._version import __version__
 from allstep.errors import ConfigError
+from allstep.files.atomic import replace_file
 from allstep.files.bounded import read_json, read_regular
 from allstep.files.lock import LockTaken, locked
-from allstep.files.whole import replace_file
 from allstep.runlog import RunRecord
 from allstep.study.study import Study
 from allstep.study.trial import Outcome, Status, Trial

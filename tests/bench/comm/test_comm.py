@@ -57,6 +57,7 @@ RESULT = CommResult(
 )
 
 
+@pytest.mark.usefixtures("peers")
 def test_everybody_is_measured_turn_by_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_missing_peer_says_why(mpirun: str, reason: str, monkeypatch: pytest.M
     assert comm._no_mpi() == reason
 
 
+@pytest.mark.usefixtures("processes")
 def test_ranks_that_fail_are_an_error_and_a_peer_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +127,7 @@ def test_ranks_that_fail_are_an_error_and_a_peer_is_missing(
     assert missing == {"Open MPI, 2 ranks": "it fails here: no MPI today"}
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_rank_that_ends_is_an_error_with_its_words(tmp_path: Path) -> None:
     output = tmp_path / "torch.txt"
     output.write_text("out of luck\n")

@@ -23,6 +23,7 @@ from allstep.bench.result import Missing
 from allstep.data.loading.memory import Buffer
 from allstep.data.opening import open_source
 from allstep.errors import DataError
+from support.image_folders import aged
 
 
 def photographs(folder: Path, side: int, number: int = 12) -> Path:
@@ -37,7 +38,7 @@ def photographs(folder: Path, side: int, number: int = 12) -> Path:
             str(folder / ("cat", "dog")[each % 2] / f"{each}.{suffix}"),
             image[:, :side] if side <= 64 else image,
         )
-    return folder
+    return aged(folder)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return data.prepare(source, Settings(str(folder), 64 + 32, 4, 1), lambda text: None)
 
 
+@pytest.mark.usefixtures("peers")
 @pytest.mark.timeout(240)  # TensorFlow is imported
 @pytest.mark.filterwarnings("ignore")  # of the peers
 @pytest.mark.parametrize("name", data_reader.names(small=False))
@@ -71,6 +73,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return data.prepare(source, Settings(str(folder), 224, 4, 1), lambda text: None)
 
 
+@pytest.mark.usefixtures("peers")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [RAW, *SMALL_PEERS])
 def test_everybody_reads_small_images(name: str, small: Settings) -> None:
@@ -87,6 +90,7 @@ def test_stages(large: Settings, small: Settings, monkeypatch: pytest.MonkeyPatc
         assert tuple(speeds) == (*STAGES, WHOLE) and all(speed > 0 for speed in speeds.values())
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kind", data_alone.KINDS)
 @pytest.mark.parametrize("name", [OURS, RAW])
 def test_plain_workers_do_the_work_of_the_loader(
@@ -125,6 +129,7 @@ def test_a_reader_answers(large: Settings) -> None:
     assert answer["pictures"] > 0 and answer["first"] > 0 and answer["seconds"] > 0
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(240)  # three processes that import torch
 def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "names", lambda small: [OURS, RAW, "DataLoader, OpenCV", "DALI"])

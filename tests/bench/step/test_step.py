@@ -344,6 +344,7 @@ def test_lessons_are_the_same_for_all_contenders_and_others_for_each_rank_turn_a
     assert len(set(everything)) == len(everything)
 
 
+@pytest.mark.usefixtures("processes")
 def test_watching_adds_up_by_kind_and_ends() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(4))], 0.1)
     parts: dict[str, float] = defaultdict(float)
@@ -365,6 +366,7 @@ def test_watching_adds_up_by_kind_and_ends() -> None:
     assert parts == before
 
 
+@pytest.mark.usefixtures("processes")
 def test_memory_that_two_share_counts_half() -> None:
     before = written_nbytes()
     private = torch.ones(16 * MB)

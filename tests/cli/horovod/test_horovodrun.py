@@ -156,7 +156,7 @@ def test_flags_without_effect_are_named_in_one_line() -> None:
         )
     )
     assert line.startswith("--min-np, --reset-limit (elastic runs come later")
-    assert "; --mpi-args (there is no mpirun below); --mpi (allstep's own engine" in line
+    assert "; --mpi-args (allstep does not use mpirun); --mpi (allstep's own engine" in line
     assert "fusion" not in line
     assert idle_line(parse("--no-torus-allreduce", "--autotune")) == ""
 
@@ -246,6 +246,7 @@ def test_unknown_keys_of_a_config_file_are_named(config: Path) -> None:
 # The real thing.
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_workers_see_horovods_variables(config: Path) -> None:
     """Section 6.1 for each worker, the flags, the file below the flags; and nobody takes them for a
     second launcher."""
@@ -293,6 +294,7 @@ def horovodrun(*arguments: str | Path, env: dict[str, str] | None = None) -> Don
     return Done(result.returncode, result.stdout, result.stderr, 0.0)
 
 
+@pytest.mark.usefixtures("processes")
 def test_horovodrun_prints_as_horovodrun_does(tmp_path: Path) -> None:
     assert HOROVODRUN.stat().st_mode & stat.S_IXUSR
     command = "echo out $HOROVOD_RANK; echo err $HOROVOD_RANK >&2"
@@ -309,12 +311,14 @@ def test_horovodrun_prints_as_horovodrun_does(tmp_path: Path) -> None:
     assert (tmp_path / "o/rank.10/stderr").read_text() == "err 10\n"
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_time_can_stand_in_front() -> None:
     done = horovodrun("-np", "1", "-prefix-timestamp", "echo", "hello")
     assert done.out.endswith("[0]<stdout>:hello\n")
     assert len(done.out.partition("[0]")[0]) == len("Thu Jan  1 00:00:00 1970")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_module_is_horovodrun_too() -> None:
     env = {**clean_environment(), "PYTHONPATH": str(FOLDER)}
     command = [sys.executable, "-m", "horovod.runner.launch", "-np", "1", "echo", "hello"]
@@ -324,6 +328,7 @@ def test_a_module_is_horovodrun_too() -> None:
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_version_and_check_build() -> None:
     assert horovodrun("--version").out == "0.28.1\n"
     lines = horovodrun("-cb").out.splitlines()
@@ -340,6 +345,7 @@ def test_version_and_check_build() -> None:
     assert len([line for line in lines if line.startswith("    [")]) == 10
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -359,7 +365,7 @@ def test_version_and_check_build() -> None:
         (["-np", "2", "--ssh-port", "70000", "true"], "--ssh-port 70000"),
         (
             ["-np", "2", "--host-discovery-script", "echo why >&2; exit 3", "true"],
-            "it ended with 3 and said 'why'",
+            "exit code 3, standard error 'why'",
         ),
         (
             ["-np", "2", "--host-discovery-script", "echo localhost", "true"],
@@ -378,6 +384,7 @@ def test_wrong_use_is_one_clear_line(arguments: list[str], words: str) -> None:
     assert words in done.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_discovered_hosts_and_numbers_from_other_flags() -> None:
     script = "echo localhost"
     done = run(
@@ -408,6 +415,7 @@ def command_of_ssh(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.usefixtures("processes")
 def test_port_and_key_reach_ssh(command_of_ssh: Path) -> None:
     done = run(
         "run", "-H", "far.invalid:1", "--ssh", command_of_ssh, "-p", "2222", "-i", "my key", "true"

@@ -348,6 +348,7 @@ print("fine")
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_plain_script_with_torchruns_variables() -> None:
     common = {name: value for name, value in os.environ.items() if not name.startswith("ALLSTEP_")}
     common |= {

@@ -241,6 +241,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("deed", "code", "words"),
     [
@@ -351,6 +352,7 @@ def test_a_cut_cable(
         assert seconds < limit
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_one_of_three_hosts_is_cut_off(tmp_path: Path) -> None:
     """Two ranks on the first host.
 

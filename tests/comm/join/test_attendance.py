@@ -33,6 +33,7 @@ def launched(script: str) -> Done:
     return run("run", "-np", "2", "sh", "-c", script)
 
 
+@pytest.mark.usefixtures("processes")
 def test_one_program_after_the_other(program: str) -> None:
     """The second must not meet the cards of the first."""
     done = launched(f"{program} 1 0 && {program} 2 0")
@@ -40,6 +41,7 @@ def test_one_program_after_the_other(program: str) -> None:
     assert [done.out.count(f"tag {tag} right") for tag in (1, 2)] == [2, 2]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_process_that_has_left_makes_room(tmp_path: Path) -> None:
     """It may start another one in its place."""
     (tmp_path / "driver.py").write_text(
@@ -52,6 +54,7 @@ def test_a_process_that_has_left_makes_room(tmp_path: Path) -> None:
     assert done.out.count("] 2") == 2
 
 
+@pytest.mark.usefixtures("processes")
 def test_two_programs_at_once_are_refused(program: str) -> None:
     done = launched(f"{program} 1 20 & sleep 4; {program} 1 0; code=$?; kill %1; exit $code")
     assert done.code == 1
@@ -59,6 +62,7 @@ def test_two_programs_at_once_are_refused(program: str) -> None:
     assert done.out.count("tag 1 right") == 2
 
 
+@pytest.mark.usefixtures("processes")
 def test_ranks_of_different_programs_are_told(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.py").write_text("import allstep\nallstep.init()\n")

@@ -77,6 +77,7 @@ def two(launcher: str) -> list[list]:
     return [[0, 2, 0, 2, 0, 1, launcher, 1.0], [1, 2, 1, 2, 0, 1, launcher, 1.0]]
 
 
+@pytest.mark.usefixtures("peers")
 def test_hydra_on_one_host(script, runtime: Path) -> None:
     need("mpiexec.hydra")
     found = worlds(call(["mpiexec.hydra", "-np", "2", sys.executable, script()], runtime))
@@ -84,6 +85,7 @@ def test_hydra_on_one_host(script, runtime: Path) -> None:
     assert list((runtime / "allstep").iterdir()) == []  # the file goes when all are connected
 
 
+@pytest.mark.usefixtures("peers")
 def test_a_file_that_a_killed_run_left_does_not_mislead(script, runtime: Path) -> None:
     """The same job name again, with a file of a process that is gone."""
     need("mpirun.openmpi")
@@ -106,6 +108,7 @@ def test_a_file_that_a_killed_run_left_does_not_mislead(script, runtime: Path) -
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("peers")
 def test_a_rank_that_does_not_turn_up_under_mpirun(script, runtime: Path) -> None:
     need("mpirun.openmpi")
     before = "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': sys.exit(0)"
@@ -121,6 +124,7 @@ def test_a_rank_that_does_not_turn_up_under_mpirun(script, runtime: Path) -> Non
     assert "rank 0 did not join" in done.stderr
 
 
+@pytest.mark.usefixtures("peers")
 def test_somebody_elses_folder_is_not_trusted(script, runtime: Path) -> None:
     need("mpirun.openmpi")
     (runtime / "allstep").mkdir(mode=0o777)
@@ -148,6 +152,7 @@ def test_srun_on_two_hosts(slurm_two_nodes: Slurm, script, runtime: Path) -> Non
     ]
 
 
+@pytest.mark.usefixtures("peers")
 def test_torchrun_with_an_agents_store(script, runtime: Path) -> None:
     torchrun = str(Path(sys.executable).parent / "torchrun")
     found = worlds(call([torchrun, "--nproc-per-node", "2", script()], runtime))
@@ -177,6 +182,7 @@ print("JOINED", world.rank)
 """
 
 
+@pytest.mark.usefixtures("peers")
 def test_rank_0_does_not_leave_before_all_have_joined(tmp_path: Path, runtime: Path) -> None:
     """It serves the store where no launcher of ours does."""
     need("mpirun.openmpi")
@@ -186,6 +192,7 @@ def test_rank_0_does_not_leave_before_all_have_joined(tmp_path: Path, runtime: P
     assert done.stdout.count("JOINED") == 1, done.stdout + done.stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_variables_set_by_hand(script, runtime: Path) -> None:
     done = call([sys.executable, script()], runtime, RANK="0", WORLD_SIZE="2")
     assert "MASTER_ADDR and MASTER_PORT is not" in done.stderr

@@ -140,6 +140,7 @@ def test_native_needs_a_network_that_can() -> None:
         reduced("native", inputs_of(2, 5, "float32", 0))
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_simulated_network_sees_a_message_that_is_written_over() -> None:
     def careless(exchange: SimulatedExchange) -> None:
         tensor = torch.ones(3)

@@ -489,6 +489,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_variable_under_the_launcher(script: Path, tmp_path: Path) -> None:
     """The script does not shut down: the file is ended when the process is."""
     done = run(
@@ -569,6 +570,7 @@ def can_have_a_time_of_its_own() -> bool:
     )
 
 
+@pytest.mark.usefixtures("namespaces")
 @pytest.mark.skipif(
     not can_have_a_time_of_its_own(),
     reason="needs a kernel with time namespaces, and the right to make one",

@@ -70,6 +70,7 @@ def test_what_cannot_be_mixed(text: str, words: str) -> None:
         spelled_mix(text)
 
 
+@pytest.mark.usefixtures("processes")
 def test_looking_needs_no_torch() -> None:
     code = (
         "import sys\nfrom allstep.data.augment.parse import check_mix, spelled\n"

@@ -272,6 +272,7 @@ def test_the_batch_part_runs_in_order() -> None:
     assert Transform().on_batch(data, target, transform.draw(0, 0, np.arange(3))) == (data, target)
 
 
+@pytest.mark.usefixtures("processes")
 def test_images_need_no_torch() -> None:
     """A worker process that only makes images should not pay for importing torch."""
     code = (

@@ -26,7 +26,7 @@ from allstep.data.packing.image import Recoding
 from allstep.errors import ConfigError
 from allstep.train import read_config
 from allstep.train.input.images import inspect_images, make_transform
-from support.image_folders import make_folder
+from support.image_folders import aged, make_folder
 from support.synthetic_photos import encoded, scene
 
 HEIGHT, WIDTH = 37, 53
@@ -131,7 +131,7 @@ def folder(tmp_path: Path) -> Path:
     """24 images, and one that is larger than the others."""
     made = make_folder(tmp_path / "photos")
     (made / "cat" / "large.png").write_bytes(png_of(20_000, 20_000))
-    return made
+    return aged(made)
 
 
 def call(*words: object) -> Any:
@@ -161,6 +161,7 @@ def test_verify_and_pack_and_show(folder: Path, tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_a_loader_skips_and_lists_it(folder: Path, tmp_path: Path, kind: Any) -> None:
     source = open_source(str(folder))

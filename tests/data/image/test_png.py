@@ -65,6 +65,7 @@ def test_a_file_that_lacks_its_last_bytes_is_read_as_before() -> None:
     assert (decode(png()[:-12]) == decode(png())).all()
 
 
+@pytest.mark.usefixtures("processes")
 def test_nothing_of_a_profile_is_printed() -> None:
     """In a process of its own: libpng writes to the file descriptor.
 

@@ -13,7 +13,7 @@ from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.errors import DataError
-from support.image_folders import CLASSES, make_folder
+from support.image_folders import CLASSES, aged, make_folder
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path: Path) -> Path:
     folder = make_folder(tmp_path / "photos")
     (folder / "cat" / "007.png").unlink()
-    return folder
+    return aged(folder)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A source under torch's own DataLoader: the images of our loader, bit for bit."""
+"""A source in torch's DataLoader gives the images of allstep's loader, bit for bit."""
 
 from typing import Any
 
@@ -24,9 +24,10 @@ def by_number(dataset: SourceDataset, loader: Any, epoch: int) -> dict[int, torc
     }
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torch_gives_what_our_loader_gives(workers: int) -> None:
-    """Two epochs, with workers that live through both."""
+    """Two epochs, with persistent workers."""
     source = Arrays(sample_images(30))
     dataset = as_dataset(source, noise_transform(), seed=4)
     theirs = DataLoader(
@@ -54,7 +55,7 @@ def test_a_transform_without_a_size_keeps_the_arrays() -> None:
     assert torch.equal(data, torch.from_numpy(images[2:3]))
 
 
-def test_what_is_bad_and_what_is_not_there_is_an_error() -> None:
+def test_a_bad_sample_and_a_missing_index_are_errors() -> None:
     dataset = as_dataset(Arrays(sample_images(5), bad=(2,)), noise_transform())
     with pytest.raises(BadSample, match="sample 2"):
         dataset[2]

@@ -1,5 +1,7 @@
-"""Images of every kind that a class folder may hold come through packing, whatever the shards
-are. Reference: Pillow."""
+"""Images of every format that a class folder may contain can be packed into every kind of shard.
+
+Reference: Pillow.
+"""
 
 import io
 from pathlib import Path
@@ -15,12 +17,7 @@ from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.sources import folder
 from allstep.data.sources.tar import source as tar
-from support.image_folders import encoded, image
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+from support.image_folders import aged, encoded, image
 
 
 def test_readers_of_tars_know_every_suffix_that_is_written() -> None:
@@ -28,7 +25,7 @@ def test_readers_of_tars_know_every_suffix_that_is_written() -> None:
 
 
 def files() -> dict[str, bytes]:
-    """An image of each kind that a folder's files may be."""
+    """Return an image of each format that a class folder may contain, by suffix."""
     pillows = {
         **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
         ".tif": "TIFF",
@@ -52,7 +49,7 @@ def test_every_kind_keeps_its_bytes(tmp_path: Path, to: str) -> None:
     for suffix, content in made.items():
         (tmp_path / "src" / "cat" / f"a{suffix}").write_bytes(content)
     outcome = pack(
-        open_source(tmp_path / "src"), "src", tmp_path / "out", Options("x", to), strict=True
+        open_source(aged(tmp_path / "src")), "src", tmp_path / "out", Options("x", to), strict=True
     )
     there = open_source(tmp_path / "out")
     assert len(there) == outcome.num_samples == len(made)
@@ -69,7 +66,8 @@ def test_a_kind_without_a_suffix_becomes_png(tmp_path: Path, to: str, name: str,
     assert kind_of(content) == "other"
     (tmp_path / "src" / "cat").mkdir(parents=True)
     (tmp_path / "src" / "cat" / name).write_bytes(content)
-    pack(open_source(tmp_path / "src"), "src", tmp_path / "out", Options("x", to), strict=True)
+    source = open_source(aged(tmp_path / "src"))
+    pack(source, "src", tmp_path / "out", Options("x", to), strict=True)
     stored = open_source(tmp_path / "out").read(0).data
     assert kind_of(stored) == "png"
     np.testing.assert_array_equal(

@@ -1,4 +1,4 @@
-"""Names of folders and files are any bytes: they are kept, or refused before anything is written."""
+"""File and folder names are arbitrary bytes: packing keeps them, or refuses before it writes."""
 
 import os
 from pathlib import Path
@@ -14,20 +14,15 @@ from allstep.data.sources.tfrecord.example import decode
 from allstep.errors import DataError
 from allstep.train.config.run_config import DataConfig
 from allstep.train.input.classes import class_names
-from support.image_folders import encoded
+from support.image_folders import aged, encoded
 from support.tfrecord_files import read_records
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
 
 
 def make(root: Path, folder: bytes, file: bytes, content: bytes = encoded(1)) -> Path:
     path = root / os.fsdecode(folder) / os.fsdecode(file)
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    return root
+    return aged(root)
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"car\rriage"])
@@ -40,7 +35,7 @@ def test_a_class_that_is_no_line_of_text_is_refused_first(tmp_path: Path, name: 
 
 
 def test_training_refuses_such_a_class_too(tmp_path: Path) -> None:
-    """Before anything is computed or written."""
+    """The error comes before anything is computed or written."""
     source = open_source(make(tmp_path / "src", b"two\nlines", b"a.jpg"))
     with pytest.raises(DataError, match="not one line of text in UTF-8; rename it"):
         class_names(DataConfig(), source, [])
@@ -49,8 +44,8 @@ def test_training_refuses_such_a_class_too(tmp_path: Path) -> None:
 def test_a_folder_with_any_name_is_opened(tmp_path: Path) -> None:
     where = make(tmp_path / os.fsdecode(b"d\xff\n\x1b"), b"cat", b"a.jpg")
     (tmp_path / "cache").mkdir()
-    for words in (["info"], ["verify"], ["index"]):
-        shown = CliRunner().invoke(app, ["data", *words, str(where)])
+    for command in ("info", "verify", "index"):
+        shown = CliRunner().invoke(app, ["data", command, str(where)])
         assert shown.exit_code == 0, shown.output
         # Long names are wrapped in a table.
         assert "d\\xff\\n\\x1b" in shown.output.replace("\n", "").replace(" ", "")
@@ -87,9 +82,9 @@ def test_info_and_verify_show_names_that_are_no_text(tmp_path: Path) -> None:
 def test_info_and_verify_obey_nothing_in_a_name(tmp_path: Path) -> None:
     hostile, harmless = "e\x1b[31m\u202e\x9b[red]", r"e\x1b[31m\u202e\x9b[red]"
     make(tmp_path / "src", hostile.encode(), f"{hostile}.jpg".encode(), b"no image")
-    for words, code in (["info"], 0), (["verify"], 1):
+    for command, code in ("info", 0), ("verify", 1):
         shown = CliRunner().invoke(
-            app, ["data", *words, str(tmp_path / "src")], env={"COLUMNS": "200"}
+            app, ["data", command, str(tmp_path / "src")], env={"COLUMNS": "200"}
         )
         assert shown.exit_code == code, shown.output
         assert harmless in shown.stdout

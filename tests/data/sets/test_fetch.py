@@ -164,6 +164,7 @@ def test_a_folder_that_cannot_be_written(home: str, tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.usefixtures("processes")
 def test_one_at_a_time(tmp_path: Path) -> None:
     with (
         locked(tmp_path),

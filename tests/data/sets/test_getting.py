@@ -223,6 +223,7 @@ def test_a_packed_file_that_is_no_gzip_is_refused(tmp_path: Path) -> None:
         get(NamedSet("toy", "Toy", sha256=sums), tmp_path / "to", digits)
 
 
+@pytest.mark.usefixtures("processes")
 def test_kill_leaves_nothing_that_stays(toy: NamedSet, home: Path, tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom allstep.data.sets.http import"

@@ -87,6 +87,7 @@ def test_a_cache_with_some_files_is_completed(
     assert len(Quiet.asked) == 3
 
 
+@pytest.mark.usefixtures("processes")
 def test_several_workers_download_once(remote: NamedSet) -> None:
     errors: list[BaseException] = []
 

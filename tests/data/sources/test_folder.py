@@ -9,6 +9,7 @@ import pytest
 from allstep.data.sources.folder import FolderSource
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError
+from support.image_folders import aged
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def root(tmp_path: Path) -> Path:
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(name.encode())
-    return tmp_path / "root"
+    return aged(tmp_path / "root")
 
 
 def contents(source: FolderSource) -> list[tuple[bytes, int]]:
@@ -60,6 +61,7 @@ def test_the_second_opening_lists_nothing(root: Path, monkeypatch: pytest.Monkey
     assert contents(FolderSource(root)) == TREE
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_changes_is_noticed(root: Path) -> None:
     FolderSource(root)
     (root / "cat" / "more" / "new.jpg").write_bytes(b"new")
@@ -97,6 +99,7 @@ def test_with_checksums_later_damage_is_found(root: Path) -> None:
     assert source.read(0).target == 0
 
 
+@pytest.mark.usefixtures("processes")
 def test_names_that_are_not_utf8_are_read(root: Path) -> None:
     (Path(os.fsdecode(os.fsencode(root / "cat") + b"/\xff.jpg"))).write_bytes(b"odd")
     assert (b"odd", 0) in contents(FolderSource(root))
@@ -105,11 +108,12 @@ def test_names_that_are_not_utf8_are_read(root: Path) -> None:
 def test_a_folder_without_images_or_a_missing_one_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "root" / "cat").mkdir(parents=True)
     with pytest.raises(DataError, match="1 class folders contain no images"):
-        FolderSource(tmp_path / "root")
+        FolderSource(aged(tmp_path / "root"))
     with pytest.raises(DataError, match="No such file"):
         FolderSource(tmp_path / "nowhere")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_file_that_is_replaced_is_held_against_its_checksum(root: Path) -> None:
     FolderSource(root, checksum=True)
     (root / "cat" / "a.jpg").unlink()
@@ -127,6 +131,7 @@ def test_a_file_that_is_replaced_is_held_against_its_checksum(root: Path) -> Non
     assert bytes(FolderSource(root).read(0).data) == b"cat/X.jpg"
 
 
+@pytest.mark.usefixtures("processes")
 def test_another_process_does_not_number_other_files(root: Path) -> None:
     pickled = pickle.dumps(FolderSource(root))
     (root / "cat" / "notes.md").write_text("no image: nothing changes")
@@ -141,12 +146,14 @@ def test_another_process_does_not_number_other_files(root: Path) -> None:
         pickle.loads(pickled)
 
 
+@pytest.mark.usefixtures("processes")
 def test_hidden_folders_in_a_class_do_not_count(root: Path) -> None:
     (root / "cat" / ".ipynb_checkpoints").mkdir()
     (root / "cat" / ".ipynb_checkpoints" / "a-checkpoint.jpg").write_bytes(b"copy")
     assert contents(FolderSource(root)) == TREE
 
 
+@pytest.mark.usefixtures("processes")
 def test_files_that_may_be_meant_as_images_are_named(root: Path) -> None:
     """Such as photos of a phone; text files next to the images need no note."""
     for name in ("cat/x.HEIC", "cat/y.heic", "dog/deep/z.dng", "dog/list.json"):

@@ -185,6 +185,7 @@ def test_without_locks_a_part_is_left_after_an_hour(
 UNPACK = "import sys; from allstep.data.sources.unpack import unpacked; unpacked(sys.argv[1])"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_unpacking_leaves_its_part_until_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -232,6 +233,7 @@ print(sum(bytes(source.read(row).data) == b"%d" % row * 10 for row in range(len(
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_processes_that_index_at_once_all_get_it_right(shard: Path) -> None:
     command = [sys.executable, "-c", AT_ONCE, str(shard)]
     workers = [
@@ -282,6 +284,7 @@ tfrecord.TFRecordSource(sys.argv[1], features={})
 """
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak
 @pytest.mark.parametrize("where", ["walk", "write"])
 def test_a_kill_while_indexing_leaves_nothing_wrong(shard: Path, where: str) -> None:
@@ -299,6 +302,7 @@ def test_a_kill_while_indexing_leaves_nothing_wrong(shard: Path, where: str) -> 
     assert contents(shard) == RECORDS and next_to(shard).exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_ten_million_samples_open_quickly_and_in_little_memory(tmp_path: Path) -> None:
     """The shard is a hole and its index is written directly; read in a fresh process, so that its
     memory is its own."""

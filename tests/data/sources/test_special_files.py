@@ -16,7 +16,7 @@ from allstep.data.sources.folder import FolderSource
 from allstep.data.sources.shards import read_classes
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError
-from support.image_folders import make_folder
+from support.image_folders import aged, make_folder
 from support.ranks import clean_environment
 
 
@@ -34,7 +34,7 @@ def test_a_image_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -
     make_folder(tmp_path / "src", per_class=2)
     folder = next(path for path in (tmp_path / "src").iterdir() if path.is_dir())
     make(folder / "zzz.jpg")
-    source = FolderSource(tmp_path / "src", checksum=True)
+    source = FolderSource(aged(tmp_path / "src"), checksum=True)
     [number] = [each for each in range(len(source)) if source.path(each).name == "zzz.jpg"]
     with pytest.raises(BadSample, match="is not a regular file"):
         source.read(number)
@@ -96,6 +96,7 @@ def test_a_class_folder_that_is_a_link_to_itself_is_named(tmp_path: Path) -> Non
         FolderSource(tmp_path / "src")
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("make", [pipe, endless])
 def test_files_next_to_packed_shards(tmp_path: Path, make: Callable[[Path], None]) -> None:

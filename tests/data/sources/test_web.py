@@ -330,6 +330,7 @@ def test_pythons_own_server_is_refused_with_status_2(
     )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("where", "complaint"),
     [
@@ -369,6 +370,7 @@ def test_hostile_servers_are_one_line(server: Any, where: str, complaint: str) -
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.usefixtures("impatient")
 def test_a_slow_range_is_not_asked_for_again_when_it_is_late(
     server: Any, monkeypatch: pytest.MonkeyPatch

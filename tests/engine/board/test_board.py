@@ -164,6 +164,7 @@ def test_what_came_between_look_and_wait_is_not_slept_through(make: Boards) -> N
         assert second.has_work()
 
 
+@pytest.mark.usefixtures("processes")
 @both
 def test_the_thread_sleeps_while_a_caller_drives_and_is_woken_for_what_he_leaves(
     make: Boards,
@@ -195,6 +196,7 @@ def test_the_thread_sleeps_while_a_caller_drives_and_is_woken_for_what_he_leaves
         assert second.published() == [b"for the caller"] * 20
 
 
+@pytest.mark.usefixtures("processes")
 @both
 def test_wake_reaches_the_thread_also_while_a_caller_drives(make: Boards) -> None:
     with opened(make(1)) as (alone,):
@@ -207,6 +209,7 @@ def test_wake_reaches_the_thread_also_while_a_caller_drives(make: Boards) -> Non
         assert not sleeper.is_alive()
 
 
+@pytest.mark.usefixtures("processes")
 @both
 def test_a_post_of_rank_0_wakes_its_own_thread_unless_he_drives_next(make: Boards) -> None:
     with opened(make(1)) as (alone,):

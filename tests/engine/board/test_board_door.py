@@ -118,6 +118,7 @@ def test_ranks_that_do_not_come_are_named_also_with_a_stranger_at_the_door() -> 
     assert "ranks [1] did not connect to rank 0 within 2 s" in str(ranks.errors[0])
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_forged_rank_0_is_not_believed() -> None:
     """It reflects the proof that it gets."""
     store, tried = HashStore(), threading.Event()

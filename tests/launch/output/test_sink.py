@@ -19,7 +19,7 @@ from support.ranks import clean_environment, wait_until
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Seconds that pass when a test sets them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -57,15 +57,17 @@ def test_a_full_disk_is_reported_once_and_writing_resumes_when_there_is_room(
     assert len(reports) == 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_disk_that_fills_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE cuts the write as a full disk does; after it a line of its own tells what is
+    """RLIMIT_FSIZE cuts the write as a full disk does; after it a line of its own reports what is
     missing."""
     script = f"""
 import os, resource, signal
 from allstep.launch.output.sink import Sink
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 now = [0.0]
-sink = Sink(os.open({str(tmp_path / "log")!r}, os.O_WRONLY | os.O_CREAT), "log", print, lambda: now[0])
+log = os.open({str(tmp_path / "log")!r}, os.O_WRONLY | os.O_CREAT)
+sink = Sink(log, "log", print, lambda: now[0])
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
 sink.write(b"first\\nsecond\\nthird\\n")
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -80,7 +82,7 @@ sink.write(b"fourth\\n")
     assert (tmp_path / "log").read_text().splitlines() == ["first", "seco", gap, "fourth"]
 
 
-def test_a_gap_after_a_piece_of_a_line_starts_a_line(tmp_path: Path) -> None:
+def test_a_gap_after_a_part_of_a_line_starts_a_line(tmp_path: Path) -> None:
     clock = Clock()
     path = tmp_path / "log"
     sink = Sink(
@@ -139,6 +141,7 @@ def test_a_slow_reader_gets_every_byte_of_a_non_blocking_pipe() -> None:
 PRINT = ["--", sys.executable, "-c", "for i in range(20000): print('x' * 80)"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_whose_standard_output_is_on_a_full_disk_continues(tmp_path: Path) -> None:
     worker = f"print('hello'); open({str(tmp_path / 'done')!r}, 'w').close()"
     command = [*ALLSTEP, "run", "-np", "1", "--", sys.executable, "-c", worker]
@@ -157,6 +160,7 @@ def test_a_run_whose_standard_output_is_on_a_full_disk_continues(tmp_path: Path)
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_whose_log_folder_is_full_continues(tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").symlink_to("/dev/full")
     worker = [sys.executable, "-c", "import os; print('I am', os.environ['RANK'])"]
@@ -167,6 +171,7 @@ def test_a_run_whose_log_folder_is_full_continues(tmp_path: Path) -> None:
     assert (tmp_path / "rank-1.log").read_text() == "I am 1\n"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_with_a_non_blocking_standard_output_loses_no_line() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -187,6 +192,7 @@ def test_a_run_with_a_non_blocking_standard_output_loses_no_line() -> None:
     assert size == 20_000 * len("[0] " + "x" * 80 + "\n")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_under_nohup_survives_the_hangup(tmp_path: Path) -> None:
     """`nohup` starts a command with SIGHUP ignored; at logout the terminal's processes get that
     signal."""
@@ -216,7 +222,7 @@ print("survived")
     assert (process.returncode, out) == (0, "[0] survived\n"), err
 
 
-def test_a_writer_that_must_end_drops_what_nobody_reads() -> None:
+def test_a_writer_that_must_end_drops_what_is_not_read() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     asked: list[int] = []
@@ -252,8 +258,9 @@ TALKS = (
 )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("how", ["term", "two ctrl-c"])
-def test_signals_reach_the_workers_while_nobody_reads(tmp_path: Path, how: str) -> None:
+def test_signals_reach_the_workers_while_no_reader_reads(tmp_path: Path, how: str) -> None:
     """`| less` on a page, a hung `tee`: workers save all the same, and the run ends."""
     quick = (
         "from allstep import cli; from allstep.launch import run_state; run_state._GIVE_UP_SECONDS"
@@ -286,12 +293,14 @@ def is_full(pipe: object) -> bool:
     return int.from_bytes(count, sys.byteorder) > 60_000
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_pipe_without_a_reader_as_a_log_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank-0.log")
     done = run("run", "-np", "1", "--log-dir", tmp_path, "true")
     assert done.code == 2 and "rank-0.log" in done.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_folder_that_was_removed(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -302,6 +311,6 @@ def test_a_folder_that_was_removed(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert (
         done.stderr
-        == "allstep: the current folder does not exist any more: change to another one (cd), and"
+        == "allstep: the current folder does not exist any more; change to another one (cd) and"
         " start again\n"
     )

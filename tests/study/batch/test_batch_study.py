@@ -109,6 +109,7 @@ def test_a_remedy_in_other_words_is_another_study(tmp_path: Path) -> None:
         run(replace(hotter.study(), wanted=lambda results: []), folder, 1)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_of_a_recipe_that_has_changed_since_is_no_result(tmp_path: Path) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text("recipe: digits\nepochs: 2\n")
@@ -239,7 +240,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
 
 
 @pytest.fixture(scope="module")
-def results(folder: StudyFolder) -> dict[str, Outcome]:
+def results(processes: None, folder: StudyFolder) -> dict[str, Outcome]:
     return run(study(), folder, 2)
 
 

@@ -258,6 +258,7 @@ def left_in(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if not name.startswith("torchinductor")]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_dry_run(tmp_path: Path) -> None:
     done = train("--dry-run", "--workers", "1", "--out", "deep/down", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -268,6 +269,7 @@ def test_a_dry_run(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_cannot_be_learned_is_exit_status_1_and_no_failure_of_a_worker(tmp_path: Path) -> None:
     done = train("--overfit", "9", "optimizer.lr=1e-9", "--workers", "1", folder=tmp_path)
     assert done.returncode == 1

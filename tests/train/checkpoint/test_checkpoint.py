@@ -173,6 +173,7 @@ for samples in range(1, 10_000):
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_writer_that_is_killed(tmp_path: Path) -> None:
     """Checkpoints that it reported as written are whole; the unfinished one is absent and swept."""
     script = tmp_path / "writer.py"

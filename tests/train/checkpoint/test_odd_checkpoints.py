@@ -116,6 +116,7 @@ def takes_the_one_before(folder: Path, check: Callable[[Snapshot], None] = check
     )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", sorted(ODD))
 @pytest.mark.parametrize("file", FILES)
@@ -125,6 +126,7 @@ def test_something_else_in_the_place_of_a_file(folder: Path, file: str, kind: st
     limited(takes_the_one_before, [folder])
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kind", sorted(ODD))
 def test_something_else_in_the_place_of_a_checkpoint(folder: Path, kind: str) -> None:
     shutil.rmtree(folder / "000000000030")
@@ -135,6 +137,7 @@ def test_something_else_in_the_place_of_a_checkpoint(folder: Path, kind: str) ->
     assert newest(folder).complaints == ()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("file", ["weights.safetensors", "state.json"])
 def test_holes_as_large_as_the_manifest_states(folder: Path, file: str) -> None:
     path = folder / "000000000030"
@@ -145,6 +148,7 @@ def test_holes_as_large_as_the_manifest_states(folder: Path, file: str) -> None:
     limited(takes_the_one_before, [folder])
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("raw", RAW, ids=[each[:12] for each in RAW])
 @pytest.mark.parametrize("place", ["whole", "value"])
 @pytest.mark.parametrize("file", ["manifest.json", "state.json"])
@@ -377,6 +381,7 @@ def header(tensors: Any) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "content",
     [
@@ -419,6 +424,7 @@ def use(found: Snapshot) -> None:
     flatten(after, parameter_names(after))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak(1)  # its count is in `seeds`
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("file", FILES)

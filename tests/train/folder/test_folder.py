@@ -16,7 +16,7 @@ import pytest
 
 import allstep
 from allstep.errors import ConfigError
-from allstep.files.whole import create_file
+from allstep.files.atomic import create_file
 from allstep.train import read_config
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder import lock as holding
@@ -205,6 +205,7 @@ def test_one_process_holds_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     check_free(tmp_path)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_holder_that_is_killed_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys; from pathlib import Path; from allstep.train.folder.lock import hold\n"
@@ -324,6 +325,7 @@ def test_a_run_that_has_ended_needs_no_data_under_a_launcher_either(
     assert "this run has ended" in outcomes[0].output
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_that_has_ended_needs_no_data(tmp_path: Path) -> None:
     out = tmp_path / "out"
     claim_folder(read_config("digits", [f"data.train={tmp_path / 'gone'}"]), out)

@@ -36,7 +36,7 @@ from allstep.train.input.splits import (
     open_splits,
 )
 from allstep.world import World, places
-from support.image_folders import CLASSES, encoded, make_folder
+from support.image_folders import CLASSES, aged, encoded, make_folder
 
 CPU = torch.device("cpu")
 
@@ -174,6 +174,7 @@ class TestParts:
                 range(24)
             )
 
+    @pytest.mark.usefixtures("processes")
     def test_the_launching_process_needs_no_torch(self) -> None:
         code = (
             "import sys\nfrom allstep.train.config.run_config import DataConfig, RunConfig\nfrom"
@@ -271,6 +272,7 @@ class TestWhatIsWrong:
         (tmp_path / "photos" / "cat").mkdir(parents=True)
         for number in range(5):
             (tmp_path / "photos" / "cat" / f"{number}.jpg").write_bytes(b"not an image")
+        aged(tmp_path / "photos")
         with pytest.raises(
             DataError,
             match=r"no good image among .* that were tried; the last one: sample .*cat/",

@@ -1,4 +1,4 @@
-"""A model in another precision, against torch's own for real numbers; complex ones keep both parts."""
+"""Casts of a model, compared with torch's for real numbers; complex numbers stay complex."""
 
 import copy
 
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 class Filter(nn.Module):
-    """A convolution and a product in the frequency domain."""
+    """A model with a convolution and a product in the frequency domain."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is told before the first step: operations counted by hand, and a model that is left as it was."""
+"""The opening event: operations compared with a count by hand, and a model that is not changed."""
 
 import pytest
 import torch
@@ -14,8 +14,7 @@ def model() -> nn.Sequential:
 
 
 def test_operations_are_those_of_three_products() -> None:
-    """Forward, the gradient by the weights, and by the input but for the first layer's, whose input
-    is no variable."""
+    """Forward, gradient by the weights, and by the input except for the first layer's input."""
     convolution, linear = 2 * 36 * 4 * 9, 2 * 144 * 10
     assert count_flop(model(), torch.zeros(1, 1, 8, 8)) == 2 * convolution + 3 * linear
 

@@ -1,6 +1,6 @@
-"""Before a run: data found or replaced, damage told, folder made, workers counted.
+"""Checks before a run: data, damaged files, run folder, number of workers.
 
-None of it needs torch.
+None of them needs torch.
 """
 
 import re
@@ -24,7 +24,7 @@ from allstep.train.run.prepare import check, prepare
 
 @pytest.fixture
 def no_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine where Fashion-MNIST is nowhere, and its home does not answer."""
+    """Simulate a machine without Fashion-MNIST, whose server does not answer."""
     nowhere = NamedSet(
         "fashion-mnist", "Fashion-MNIST", (), "http://127.0.0.1:9/", dict.fromkeys(FILES, "")
     )
@@ -110,7 +110,8 @@ WRONG = [
     ),
     (
         ["batch=3", "model.norm=batch"],
-        "3 samples on 2 workers in 1 micro-batch each are 1 at a time, and model.norm=batch needs 2",
+        "3 samples on 2 workers in 1 micro-batch each are 1 at a time, and model.norm=batch needs"
+        " 2",
     ),
     (
         ["batch_per_worker=1", "model.norm=ghost", "model.ghost=2"],
@@ -142,22 +143,26 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "complaint"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
-def test_what_cannot_run_is_told_before_anything_starts(words: list[str], complaint: str) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "complaint"), WRONG, ids=[" ".join(overrides) for overrides, _ in WRONG]
+)
+def test_what_cannot_run_is_reported_before_anything_starts(
+    overrides: list[str], complaint: str
+) -> None:
     with pytest.raises(UserError, match=complaint) as caught:
-        check(prepare("digits", words), num_workers=2)
+        check(prepare("digits", overrides), num_workers=2)
     assert "\n" not in str(caught.value)
 
 
 def test_what_depends_on_the_workers_is_checked_when_they_are_known() -> None:
-    words = ["batch_per_worker=16", "model.norm=ghost", "model.ghost=32"]
-    check(prepare("digits", words), num_workers=2)
+    overrides = ["batch_per_worker=16", "model.norm=ghost", "model.ghost=32"]
+    check(prepare("digits", overrides), num_workers=2)
     with pytest.raises(ConfigError, match="larger than the batch, which has 16"):
-        check(prepare("digits", words), num_workers=1)
+        check(prepare("digits", overrides), num_workers=1)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["batch=4", "model.norm=batch"],
         ["batch=2", "model.norm=sync"],
@@ -166,12 +171,12 @@ def test_what_depends_on_the_workers_is_checked_when_they_are_known() -> None:
     ],
     ids=" ".join,
 )
-def test_two_samples_at_a_time_are_enough_for_a_norm(words: list[str]) -> None:
-    check(prepare("digits", words), num_workers=2)
+def test_two_samples_at_a_time_are_enough_for_a_norm(overrides: list[str]) -> None:
+    check(prepare("digits", overrides), num_workers=2)
 
 
 @pytest.mark.parametrize(
-    ("words", "num_workers", "expected"),
+    ("overrides", "num_workers", "expected"),
     [
         (
             ["noise_scale=true"],
@@ -196,10 +201,10 @@ def test_two_samples_at_a_time_are_enough_for_a_norm(words: list[str]) -> None:
     ids=str,
 )
 def test_what_may_not_be_as_the_user_thinks(
-    words: list[str], num_workers: int, expected: str | None
+    overrides: list[str], num_workers: int, expected: str | None
 ) -> None:
     """With 1,281 samples: 20 batches of 64 and one sample."""
-    found = notes(prepare("digits", words).config.resolved(num_workers), num_workers, 1281)
+    found = notes(prepare("digits", overrides).config.resolved(num_workers), num_workers, 1281)
     assert [bool(re.search(expected, each)) for each in found] == [True] if expected else not found
 
 
@@ -207,12 +212,12 @@ def test_places_are_kept_as_they_are_meant_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [
+    overrides = [
         "data.train=here/train-*.tfrecord",
         "data.validation=7",
         "data.test=https://host/x.tar",
     ]
-    section = prepare("digits", words).config.data
+    section = prepare("digits", overrides).config.data
     assert section.train == str(tmp_path / "here" / "train-*.tfrecord")
     assert (section.validation, section.test) == (7, "https://host/x.tar")
     assert (
@@ -269,6 +274,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
         claim_folder(config, tmp_path / "file")
 
 
+@pytest.mark.usefixtures("processes")
 def test_no_torch_before_the_workers() -> None:
     code = (
         "import sys\nfrom allstep.train.run.prepare import check, prepare\n"

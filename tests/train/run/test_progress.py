@@ -1,5 +1,4 @@
-"""What is due where: the position alone decides, and whole numbers of intervals fit into whole
-epochs."""
+"""What is due depends only on the position, and intervals that divide an epoch end with it."""
 
 from fractions import Fraction
 
@@ -26,7 +25,7 @@ def test_against_exact_arithmetic(every: str, num_train: int, data: st.DataObjec
 
 
 def test_the_end_of_an_epoch_is_on_time() -> None:
-    """0.1 * 1337 is above 133.7 as a float, so that ten of them are above 1337."""
+    """0.1 * 1337 is above 133.7 as a float, so ten of them are above 1337."""
     assert 1337 / (0.1 * 1337) < 10
     assert crossed(1300, 1337, 0.1 * 1337)
     assert not crossed(1337, 1400, 0.1 * 1337)

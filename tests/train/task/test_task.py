@@ -1,5 +1,4 @@
-"""The seam of tasks: training and evaluation ask the task, and another one than classification
-works."""
+"""The task interface: training and evaluation work with a task besides classification."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ TARGETS = INPUTS.reshape(30, 6) @ np.arange(1.0, 7.0)
 
 @dataclass
 class ErrorTally:
-    """Squared errors, and the sum of the absolute ones in place of an accuracy."""
+    """Sums of squared errors, and of absolute errors in place of an accuracy."""
 
     loss: float = 0.0
     absolute: float = 0.0
@@ -65,7 +64,7 @@ class ErrorTally:
 
 @dataclass(frozen=True)
 class Regression:
-    """One number for each sample."""
+    """The task of predicting one number for each sample."""
 
     input: Literal["images"] = "images"
     metrics: tuple[Metric, ...] = (Metric("loss", higher_is_better=False),)

@@ -160,7 +160,7 @@ def test_in_several_batches_they_are_the_same(
     files.insert(2, tmp_path / "none.png")
     trained = load_run(tmp_path / "run", device="cpu")
     whole = list(predict(trained, files))
-    monkeypatch.setattr("allstep.train.use.predict._MOST", 3)
+    monkeypatch.setattr("allstep.train.use.predict._MAX_IMAGES", 3)
     batched = list(predict(trained, files))
     assert [each.image for each in batched] == [str(file) for file in files]
     assert [each.problem for each in batched] == [each.problem for each in whole]
@@ -283,6 +283,7 @@ print([(path.name, _read(trained, None, None, 0, path)) for path in find_images(
 """
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
 def test_folders_of_another_user_are_named() -> None:
     with tempfile.TemporaryDirectory() as made:
@@ -351,7 +352,7 @@ def test_an_image_is_not_written_over(tmp_path: Path) -> None:
         app, ["predict", str(tmp_path / "run"), "--json", str(first), str(second)]
     )
     assert isinstance(result.exception, ConfigError)
-    assert "is there already and is not JSON" in str(result.exception)
+    assert "exists and is not JSON" in str(result.exception)
     assert first.read_bytes() == before
     out = tmp_path / "out.json"
     for _ in range(2):
@@ -364,7 +365,7 @@ def test_an_image_is_not_written_over(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "run" / "config.yaml")]
     )
-    assert "is there already and is not HTML" in str(result.exception)
+    assert "exists and is not HTML" in str(result.exception)
 
 
 def test_files_of_a_folder_that_are_left_out_are_named(tmp_path: Path) -> None:
@@ -395,7 +396,7 @@ def test_the_table_keeps_its_columns() -> None:
 def test_no_run_and_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such folder"):
         load_run(tmp_path / "gone")
-    with pytest.raises(ConfigError, match=r"there is no config\.yaml in it"):
+    with pytest.raises(ConfigError, match=r"it has no config\.yaml"):
         load_run(tmp_path)
     make_run(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"config\.yaml: is a file; expected a run folder"):

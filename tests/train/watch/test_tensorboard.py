@@ -145,6 +145,7 @@ def test_a_board_that_was_never_started_closes(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_neither_torch_nor_tensorflow_is_imported() -> None:
     code = (
         "import sys, allstep.train.watch.tensorboard, tensorboard.compat.proto.event_pb2; "

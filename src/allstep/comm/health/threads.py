@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from allstep.process.thread_call import Call, NotBack
+from allstep.process.thread_call import Call, CallTimeout
 
 _LEAVE_SECONDS = 2.0
 _MAX_WAIT = 5.0
@@ -65,7 +65,7 @@ class Runner:
         self._tasks.put(call.run)
         try:
             return call.result(seconds)
-        except NotBack:
+        except CallTimeout:
             self.left_alone = True
             raise
 

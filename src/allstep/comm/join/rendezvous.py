@@ -38,7 +38,7 @@ from torch.distributed.rendezvous import rendezvous
 from allstep import machine, wire
 from allstep.comm.join.store import WireStore
 from allstep.errors import WorldError
-from allstep.files.whole import replace_file
+from allstep.files.atomic import replace_file
 from allstep.limits import Limits
 from allstep.process.liveness import birth
 from allstep.wire.handshake import WrongToken

@@ -1,19 +1,20 @@
-"""What an image becomes when it is packed.
+"""Conversion of images for packing.
 
 ```
-stored as     larger than max_side               not larger
-JPEG          decoded, made smaller, JPEG        its own bytes
-PNG, WebP     decoded, made smaller, the same    its own bytes
-GIF, BMP, TIFF, PBM, PGM, PPM
-              decoded, made smaller, PNG         its own bytes
-others        decoded, made smaller, PNG         PNG: no tar has a suffix for them that every reader
-knows array         made smaller, PNG                  PNG ```
+source format                    larger than max_side          not larger
+JPEG                             decode, shrink, JPEG          unchanged bytes
+PNG, WebP                        decode, shrink, same format   unchanged bytes
+GIF, BMP, TIFF, PBM, PGM, PPM    decode, shrink, PNG           unchanged bytes
+other formats                    decode, shrink, PNG           PNG, since tar has no suffix for them
+                                                               that every reader knows
+array                            shrink, PNG                   PNG
+```
 
-With `format="jpeg"` (or png, webp) all others become that, too; with `raw=True` everything becomes
-pixels. An image that keeps its bytes is not decoded, only its header is read: `allstep data
-verify` decodes all. The longer side counts; images only ever become smaller, by averaging over
-areas (OpenCV's INTER_AREA). JPEG is decoded at a fraction of its size where that is still large
-enough.
+With `format="jpeg"` (or png, webp) images of other formats are converted to it, too; with
+`raw=True` all images become pixels. Of an image that keeps its bytes only the header is read;
+`allstep data verify` decodes all images. `max_side` applies to the longer side. Images are only
+made smaller, never larger, by averaging over areas (OpenCV's INTER_AREA). JPEG is decoded at a
+fraction of its size if that is still large enough.
 """
 
 from dataclasses import dataclass
@@ -58,53 +59,54 @@ _MAGIC = {
     b"P3": "ppm",
     b"P6": "ppm",
 }
-_WEBP_AND_JPEG = range(1, 101)
+_QUALITIES = range(1, 101)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """An image as it goes into a shard:
-
-    `content` is encoded as `kind`, or pixels when that is "raw".
-    """
+    """An image as a shard stores it."""
 
     content: Any
+    """The encoded bytes, or pixels if `kind` is "raw"."""
     shape: tuple[int, ...]
-    """Height and width; of raw pixels also channels."""
+    """Height and width; for raw pixels also channels."""
     kind: str
+    """Format of the content, such as "jpeg", or "raw"."""
 
 
 @dataclass(frozen=True)
 class Recoding:
-    """Which images are changed, and into what."""
+    """The rules for converting images: which ones change, and to what."""
 
     max_side: int | None = None
+    """Maximum length of the longer side in pixels; None keeps every size."""
     quality: int = 90
+    """Quality of JPEG and WebP, 1 to 100."""
     raw: bool = False
+    """Whether to store pixels instead of encoded images."""
     format: str = "keep"
+    """Format of all images: "jpeg", "png" or "webp"; "keep" keeps the format of each."""
     max_pixels: int = MAX_PIXELS
-    """A larger image is a bad sample, also where it would keep its bytes."""
+    """Maximum number of pixels; a larger image is a bad sample, even if its bytes would be kept."""
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ConfigError(f"--format {self.format}: {did_you_mean(self.format, FORMATS)}")
         if self.max_side is not None and self.max_side < 1:
-            raise ConfigError(f"--max-side is a number of pixels from 1 on, not {self.max_side}")
-        if self.quality not in _WEBP_AND_JPEG:
+            raise ConfigError(f"--max-side {self.max_side}: expected 1 pixel or more")
+        if self.quality not in _QUALITIES:
             raise ConfigError(f"--quality is 1 to 100, not {self.quality}")
         if self.max_pixels < 1:
-            raise ConfigError(
-                f"--max-pixels is a number of pixels from 1 on, not {self.max_pixels}"
-            )
+            raise ConfigError(f"--max-pixels {self.max_pixels}: expected 1 pixel or more")
         if self.raw and self.format != "keep":
             raise ConfigError(
                 f"--raw stores pixels, --format {self.format} encodes them; give one of the two"
             )
 
     def __call__(self, data: Any) -> StoredImage:
-        """What `data`, an encoded image or an array, becomes.
+        """Return the converted `data`, an encoded image or an array.
 
-        ValueError when it is no image.
+        Raises ValueError if it is not an image.
         """
         if isinstance(data, np.ndarray) and data.ndim > 1:
             image = _checked(data)
@@ -118,8 +120,10 @@ class Recoding:
         return self._store(_decode(data, kind, smaller, self.max_pixels), kind, smaller)
 
     def _scaled(self, size: Size) -> Size:
-        """The size it becomes: longer side at most `max_side`, proportions as near as whole pixels
-        allow."""
+        """Return the new (height, width).
+
+        The longer side is at most `max_side`; the aspect ratio is kept to within whole pixels.
+        """
         longer = max(size)
         if self.max_side is None or longer <= self.max_side:
             return size
@@ -136,7 +140,7 @@ class Recoding:
 
 
 def kind_of(data: Any) -> str:
-    """The format of an encoded image, by its first bytes."""
+    """Return the format of an encoded image from its first bytes, or "other"."""
     head = bytes(data[:12])
     if head.startswith(b"RIFF") and head[8:] == b"WEBP":
         return "webp"
@@ -144,23 +148,24 @@ def kind_of(data: Any) -> str:
 
 
 def size_of(data: Any, kind: str) -> Size:
-    """Height and width, from the header alone."""
+    """Return height and width from the header, without decoding."""
     if kind == "jpeg":
         try:
             height, width, *_ = simplejpeg.decode_jpeg_header(data)
             return int(height), int(width)
-        except ValueError:  # odd ones are for Pillow
+        except ValueError:
+            # `header_size` reads unusual JPEGs, too.
             pass
     try:
         return header_size(data)
     except ValueError as error:
         raise ValueError(
-            "is not an image of any format we know" if kind == "other" else f"{kind}: {error}"
+            "is not an image of a known format" if kind == "other" else f"{kind}: {error}"
         ) from error
 
 
 def _checked(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The array as (height, width, 1 or 3 channels)."""
+    """Return the array as (height, width, 1 or 3 channels); raise ValueError for others."""
     image = array[..., None] if array.ndim == 2 else array
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (1, 3):
         raise ValueError(
@@ -170,18 +175,16 @@ def _checked(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _decode(data: Any, kind: str, size: Size, max_pixels: int) -> NDArray[np.uint8]:
-    """The image, in its own size or in a smaller one that is still at least `size`."""
+    """Return the decoded image, in its own size or in a smaller one that is at least `size`."""
     if kind == "jpeg":
         try:
+            # Scaling by less than 2 takes longer than no scaling.
             image: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-                data,
-                "RGB",
-                min_height=size[0],
-                min_width=size[1],
-                min_factor=2,  # smaller factors take longer than none
+                data, "RGB", min_height=size[0], min_width=size[1], min_factor=2
             )
             return image
-        except ValueError:  # odd ones are for the slower decoders, broken ones for nobody
+        except ValueError:
+            # The slower decoders read unusual JPEGs; for a broken one, they raise the error.
             pass
     return decode(data, max_pixels=max_pixels)
 
@@ -202,7 +205,8 @@ def _encoded(image: NDArray[np.uint8], kind: str, quality: int) -> bytes:
     options = [cv2.IMWRITE_WEBP_QUALITY, quality] if kind == "webp" else []
     try:
         done, encoded = cv2.imencode(f".{kind}", image if grey else image[..., ::-1], options)
-    except cv2.error:  # WebP has at most 16,383 pixels a side
+    except cv2.error:
+        # For instance, a side of a WebP has at most 16,383 pixels.
         done = False
     if not done:
         raise ValueError(f"an image of {image.shape} cannot be written as {kind}")

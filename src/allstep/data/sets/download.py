@@ -25,7 +25,7 @@ from typing import IO
 from allstep.data.sets.catalogue import NamedSet, find_file, is_whole
 from allstep.data.sets.http import Progress, check, fetch, locked, max_size, writing
 from allstep.errors import DataError
-from allstep.files.whole import clear_left
+from allstep.files.atomic import remove_leftovers
 
 _CHUNK = 1 << 20
 # Python's tarfile raises ValueError for impossible numbers, and RecursionError for long chains of
@@ -79,7 +79,7 @@ def _remove_incomplete(wanted: NamedSet, folder: Path) -> None:
     """
     if wanted.archive:
         _packed(wanted, folder).unlink(missing_ok=True)
-    clear_left(folder)
+    remove_leftovers(folder)
 
 
 def _packed(wanted: NamedSet, folder: Path) -> Path:

@@ -33,8 +33,8 @@ from typing import IO, Any, TypeVar, cast
 from allstep._version import __version__
 from allstep.errors import DataError
 from allstep.files import lock
-from allstep.files.whole import write_whole
-from allstep.process.thread_call import NotBack, call_within
+from allstep.files.atomic import write_atomic
+from allstep.process.thread_call import CallTimeout, call_within
 
 _CHUNK = 1 << 18
 # Seconds within which a header must be complete, and over which the speed is measured.
@@ -87,7 +87,7 @@ def writing(target: Path) -> Iterator[IO[bytes]]:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with write_whole(target, sync=True) as file:
+        with write_atomic(target, sync=True) as file:
             yield file
     # This is an OSError too, but not one of writing.
     except gzip.BadGzipFile:
@@ -221,7 +221,7 @@ def _within_timeout(call: Callable[..., _Result], *given: Any, **named: Any) -> 
     """
     try:
         return call_within(partial(call, *given, **named), _TIMEOUT, "allstep-fetch")
-    except NotBack:
+    except CallTimeout:
         slow = f"the server sends too slowly: no complete header within {_TIMEOUT:g} s"
         raise _Late(slow) from None
 

@@ -42,9 +42,9 @@ from allstep.data.cache import cache_folder
 from allstep.data.sources.files import Stamp, is_remote, local_path, lockable
 from allstep.data.sources.mapping import map_file
 from allstep.errors import DataError
+from allstep.files.atomic import write_atomic
 from allstep.files.bounded import open_regular
 from allstep.files.lock import in_turn
-from allstep.files.whole import write_whole
 
 FORMAT = 2
 # The previous format, which lacks only the information on labels.
@@ -201,7 +201,7 @@ def write_index(place: Path, kind: str, index: Index) -> bool:
     """Write `index` to the file `place`, completely or not at all; return False on failure."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with write_whole(place) as file:
+        with write_atomic(place) as file:
             file.write(_HEAD.pack(_MAGIC, 0, 0))
             length, crc = _write_body(file, kind, index)
             file.seek(0)

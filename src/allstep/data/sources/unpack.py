@@ -38,8 +38,8 @@ from allstep.console.quantities import nbytes
 from allstep.data.cache import cache_folder
 from allstep.data.sources.files import File, LocalFile, Stamp, lockable, open_file
 from allstep.errors import DataError
+from allstep.files.atomic import new_part, remove_leftovers
 from allstep.files.lock import in_turn
-from allstep.files.whole import clear_left, new_part
 
 CUT = b"allstep: the packed file is cut off here\n"
 DAMAGED = b"allstep: the packed file is damaged before or here\n"
@@ -138,7 +138,7 @@ def _temporary(target: Path, chunks: Iterator[bytes]) -> Iterator[Path]:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        clear_left(target.parent)
+        remove_leftovers(target.parent)
         with new_part(target) as part:
             with part.open("wb") as out:
                 out.writelines(chunks)

@@ -2,7 +2,7 @@
 
 Rank 0 listens on a free port and puts its addresses into the store, with a new token. Both ends of
 a connection prove that they know the token (`wire.handshake`); a connection that proves nothing
-delays no rank (`wire.door`). The kernel keeps connections alive, so that it ends the connection to
+delays no rank (`wire.acceptor`). The kernel keeps connections alive, so that it ends the connection to
 an unreachable host. An ended connection means a lost rank.
 """
 
@@ -27,7 +27,7 @@ from allstep.engine.board.board import Board
 from allstep.engine.board.byte_ring import Frames
 from allstep.errors import CommError
 from allstep.limits import Limits
-from allstep.wire.door import Door, listen
+from allstep.wire.acceptor import Acceptor, listen
 from allstep.wire.frames import new_token
 from allstep.wire.handshake import introduce
 
@@ -243,15 +243,15 @@ def _accept_all(store: Store, size: int, seconds: float) -> dict[int, socket.soc
         links[rank] = sock
 
     with selectors.DefaultSelector() as selector:
-        door = Door(listen("", 0), token, selector, admit)
+        acceptor = Acceptor(listen("", 0), token, selector, admit)
         try:
             addresses = [*machine.outside_addresses(), "127.0.0.1"]
-            card = {"addresses": addresses, "port": door.port, "token": token}
+            card = {"addresses": addresses, "port": acceptor.port, "token": token}
             store.set("board", json.dumps(card))
             while len(links) < size - 1 and time.monotonic() < end:
-                door.turn(end)
+                acceptor.run_once(end)
         finally:
-            door.close()
+            acceptor.close()
     missing = [rank for rank in range(1, size) if rank not in links]
     if missing:
         for sock in links.values():

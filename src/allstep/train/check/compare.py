@@ -23,7 +23,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from allstep.errors import ConfigError, cut
-from allstep.machine import MOST_TASKS
+from allstep.machine import MAX_TASKS
 from allstep.train.config.run_config import ModelConfig, ResolvedConfig, RunConfig
 
 TOLERANCE = 1e-9
@@ -117,10 +117,10 @@ def parse_workers(text: str) -> tuple[int, ...]:
         numbers = tuple(dict.fromkeys(int(number) for number in text.split(",") if number.strip()))
     except ValueError:
         numbers = ()
-    if len(numbers) < 2 or min(numbers) < 1 or max(numbers) > MOST_TASKS:
+    if len(numbers) < 2 or min(numbers) < 1 or max(numbers) > MAX_TASKS:
         raise ConfigError(
             f"--workers {cut(text)}: expected two or more numbers of workers to compare, such as "
-            f"1,2,4, each from 1 to {MOST_TASKS}"
+            f"1,2,4, each from 1 to {MAX_TASKS}"
         )
     return numbers
 

@@ -39,8 +39,8 @@ from safetensors.torch import load_file, save
 
 from allstep.console.escape import escaped
 from allstep.errors import CheckpointError, ConfigError
+from allstep.files.atomic import sync_folder
 from allstep.files.bounded import MAX_JSON, open_regular, parse_json, read_json, read_regular
-from allstep.files.whole import sync_folder
 from allstep.train.checkpoint.names import hidden_name, is_left_over, name_of, number_of
 from allstep.train.config.renamed import translated_state
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from allstep.machine import MOST_TASKS
+from allstep.machine import MAX_TASKS
 
 
 def _in_range(low: int, high: int) -> Any:
@@ -38,7 +38,7 @@ def _bounded(low: float, high: float) -> AfterValidator:
 MAX_BATCH = 1 << 30
 """Samples of an update. Memory limits them further, once the data is known."""
 _MAX_PER_WORKER = 1 << 20
-"""Times MOST_TASKS workers this is MAX_BATCH, so that a resolved config is valid."""
+"""Times MAX_TASKS workers this is MAX_BATCH, so that a resolved config is valid."""
 
 Count = Annotated[int, *_in_range(1, 1_000_000_000)]
 """A number of steps, updates or evaluations, which needs no memory."""
@@ -46,7 +46,7 @@ Whole = Annotated[int, *_in_range(0, 1 << 60)]
 """A number of samples that are held out or skipped."""
 Seed = Annotated[int, *_in_range(0, (1 << 63) - 1)]
 """A seed for torch, numpy and the loaders; torch's signed 64 bits are the narrowest range."""
-Loaders = Annotated[int, *_in_range(0, MOST_TASKS)]
+Loaders = Annotated[int, *_in_range(0, MAX_TASKS)]
 Batch = Annotated[int, *_in_range(1, MAX_BATCH)]
 PerWorker = Annotated[int, *_in_range(1, _MAX_PER_WORKER)]
 Pixels = Annotated[int, *_in_range(1, 1 << 32)]

@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import TypeGuard
 
 from allstep.errors import ConfigError, cut
+from allstep.files.atomic import replace_file
 from allstep.files.bounded import open_regular, read_regular
 from allstep.files.home import config_home
-from allstep.files.whole import replace_file
 from allstep.models.by_name import module_place
 from allstep.train.config.run_config import ModelConfig
 

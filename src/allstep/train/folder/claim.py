@@ -26,7 +26,7 @@ from typing import Any
 from allstep import runlog
 from allstep.data.opening import holds_class_folders
 from allstep.errors import ConfigError
-from allstep.files.whole import create_file
+from allstep.files.atomic import create_file
 from allstep.train.config.differences import differences
 from allstep.train.config.read import read_layers
 from allstep.train.config.run_config import ResolvedConfig

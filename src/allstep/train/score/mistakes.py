@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from allstep.comm.group import agree
-from allstep.files.whole import PART, replace_file
+from allstep.files.atomic import PART, replace_file
 from allstep.world import World
 
 FOLDER = "mistakes"

@@ -33,7 +33,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def wds() -> Any:
+def wds(peers: None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own
         return pytest.importorskip("webdataset")

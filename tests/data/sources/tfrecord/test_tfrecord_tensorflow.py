@@ -18,7 +18,7 @@ from support.tutorial_records import tutorial_features
 
 
 @pytest.fixture(scope="module")
-def tf() -> Any:
+def tf(peers: None) -> Any:
     import warnings
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
