@@ -147,7 +147,7 @@ def test_inside_a_world_the_ranks_try_it_together_and_rank_0_reports() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rank 0 of 2, local rank 0 of 2 on localhost, from allstep" in done.stdout
-    assert "2 ranks met and summed a tensor" in done.stdout
+    assert "2 ranks joined and summed a tensor" in done.stdout
     assert all(line.startswith("[0] ") for line in done.stdout.splitlines())
 
 

@@ -1,4 +1,4 @@
-"""From a visit to the hosts to findings."""
+"""Turn what the probes reported about the hosts into findings."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,14 @@ from allstep.doctor.hosts import THIS_MACHINE, Connection, Station, Visit
 from allstep.doctor.packages import version_of
 
 _CLOCK_SECONDS = 5.0
-_MOST_PAIRS = 6
+_MAX_PAIRS = 6
 
 
 def find_all(visit: Visit, python: str) -> list[Finding]:
-    """What is wrong with the hosts and between them."""
+    """Return the findings about the hosts and the connections between them.
+
+    `python` is the version of Python on this machine.
+    """
     findings: list[Finding] = []
     for station in visit.stations:
         findings += _not_well(station) if not station.well else _station(station, python)
@@ -26,6 +29,7 @@ def find_all(visit: Visit, python: str) -> list[Finding]:
 
 
 def _not_well(station: Station) -> Iterator[Finding]:
+    """Yield the findings about a host whose probe failed."""
     if station.resolves_to is None:
         yield warning(
             f"the name server does not answer for {station.label}",
@@ -44,11 +48,12 @@ def _not_well(station: Station) -> Iterator[Finding]:
     yield problem(
         str(station.error),
         f"{hint}: `ssh -o BatchMode=yes -- {shlex.quote(station.host.name)} true` must work without"
-        " asking",
+        " a prompt",
     )
 
 
 def _station(station: Station, python: str) -> Iterator[Finding]:
+    """Yield the findings about a host whose probe answered: versions, cores, clock."""
     label, facts = station.label, station.facts
     if facts["allstep"] != __version__:
         yield problem(
@@ -73,7 +78,7 @@ def _station(station: Station, python: str) -> Iterator[Finding]:
     if station.host.slots > facts["cores"]["allowed"]:
         yield warning(
             f"{label} has {facts['cores']['allowed']} cores for {station.host.slots} workers: they"
-            " will crowd each other",
+            " will compete for cores",
             f"-H {station.host.name}:{facts['cores']['allowed']}",
         )
     if station.clock_offset is not None and abs(station.clock_offset) > _CLOCK_SECONDS:
@@ -86,35 +91,40 @@ def _station(station: Station, python: str) -> Iterator[Finding]:
 
 
 def _connections(connections: Sequence[Connection]) -> Iterator[Finding]:
+    """Yield a problem for each failed connection; further ones are summed up in one."""
     failed = [connection for connection in connections if connection.error is not None]
-    for connection in failed[:_MOST_PAIRS]:
+    for connection in failed[:_MAX_PAIRS]:
         yield problem(
             f"{connection.source} cannot open a connection to {connection.target}:"
             f" {connection.error}",
             _advice(str(connection.error)),
         )
-    if len(failed) > _MOST_PAIRS:
+    if len(failed) > _MAX_PAIRS:
         rest = ", ".join(
             f"{connection.source} to {connection.target}"
-            for connection in failed[_MOST_PAIRS : 4 * _MOST_PAIRS]
+            for connection in failed[_MAX_PAIRS : 4 * _MAX_PAIRS]
         )
-        yield problem(f"{len(failed) - _MOST_PAIRS} more connections fail: {rest}", "as above")
+        yield problem(f"{len(failed) - _MAX_PAIRS} more connections fail: {rest}", "as above")
 
 
 def _advice(error: str) -> str:
+    """Return what to do about a failed connection."""
     if "unreachable" in error or "No route" in error:
         return (
-            "there is no route: do both have an address in the same network? allstep run --iface"
-            " names the interface"
+            "there is no route: check that both have an address in the same network, and name the"
+            " interface with allstep run --iface"
         )
     return (
-        "a firewall? Open all ports above 1023 between the hosts, or name another interface:"
-        " allstep run --iface"
+        "check for a firewall: open all ports above 1023 between the hosts, or name another"
+        " interface with allstep run --iface"
     )
 
 
 def _own_names(stations: Sequence[Station]) -> Iterator[Finding]:
-    """A trap for other programs; allstep looks at routes instead."""
+    """Yield a note about hosts whose own name resolves to loopback.
+
+    Other programs fail over this; allstep uses routes instead.
+    """
     trapped = [
         f"{station.label} ({found[0]})"
         for station in stations
@@ -123,11 +133,12 @@ def _own_names(stations: Sequence[Station]) -> Iterator[Finding]:
     ]
     if trapped:
         yield note(
-            f"on {', '.join(trapped)} the host's own name means the host itself alone",
-            "nothing for allstep, which takes the interface that routes to the others; torchrun by"
+            f"on {', '.join(trapped)} the host's own name resolves to a loopback address",
+            "nothing for allstep, which uses the interface that routes to the others; torchrun by"
             " host name would fail",
         )
 
 
 def target_label(connection: Connection) -> str:
+    """Return the label of the connection's target; "here" for this machine."""
     return "here" if connection.target == THIS_MACHINE else connection.target
