@@ -178,7 +178,7 @@ def test_the_command_line_loads_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """This machine, with what torch says taken from memory: importing it is other tests' business."""
+    """Return the report of this machine with fixed facts about torch, which is not imported."""
     engine = Engine(
         "2.13.0+cpu", backends={"gloo": True, "nccl": False, "mpi": False, "ucc": False}
     )

@@ -121,7 +121,7 @@ def _try(asked: Asked, facts: Facts, findings: Sequence[Finding]) -> Trial | Non
 
 
 def follow(asked: Asked) -> bool:
-    """Join the trial of rank 0 and return True on any other rank; return False on rank 0.
+    """Join the trial of rank 0 and return True; on rank 0, or without a world, return False.
 
     Only rank 0 prints a report; a rank whose trial fails prints one line with the error.
     """

@@ -123,18 +123,23 @@ def test_a_flag_wins_over_our_own_variable_of_the_same_meaning() -> None:
 def test_every_flag_of_horovodrun_is_taken() -> None:
     """The names of the contract, section 5.1; those of `allstep run` itself are tried below."""
     flags = """
-        --num-proc 2 --disable-cache --start-timeout 1 --network-interfaces a,b --network-interface c --output-filename o
-        --verbose --config-file f -p 22 --ssh-port 22 -i k --ssh-identity-file k --fusion-threshold-mb 1 --cycle-time-ms 1
-        --cache-capacity 1 --hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather
-        --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune --autotune-log-file f
-        --autotune-warmup-samples 1 --autotune-steps-per-sample 1 --autotune-bayes-opt-max-samples 1
-        --autotune-gaussian-process-noise 1 --min-np 1 --min-num-proc 1 --max-np 1 --max-num-proc 1 --slots-per-host 1
-        --elastic-timeout 1 --reset-limit 1 --blacklist-cooldown-range 1 2 --timeline-filename f --timeline-mark-cycles
-        --no-timeline-mark-cycles --no-stall-check --stall-check --stall-check-warning-time-seconds 1
-        --stall-check-shutdown-time-seconds 1 --mpi-threads-disable --no-mpi-threads-disable --mpi-args=-x --tcp
-        --binding-args=-y --num-nccl-streams 1 --thread-affinity 1 --gloo-timeout-seconds 1 --log-level INFO
-        --log-with-timestamp --log-without-timestamp --log-hide-timestamp --no-log-hide-timestamp -prefix-timestamp
-        --prefix-output-with-timestamp --host-discovery-script s --gloo --mpi --jsrun
+        --num-proc 2 --disable-cache --start-timeout 1 --network-interfaces a,b
+        --network-interface c --output-filename o --verbose --config-file f -p 22 --ssh-port 22
+        -i k --ssh-identity-file k --fusion-threshold-mb 1 --cycle-time-ms 1 --cache-capacity 1
+        --hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather
+        --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune
+        --no-autotune --autotune-log-file f --autotune-warmup-samples 1
+        --autotune-steps-per-sample 1 --autotune-bayes-opt-max-samples 1
+        --autotune-gaussian-process-noise 1 --min-np 1 --min-num-proc 1 --max-np 1
+        --max-num-proc 1 --slots-per-host 1 --elastic-timeout 1 --reset-limit 1
+        --blacklist-cooldown-range 1 2 --timeline-filename f --timeline-mark-cycles
+        --no-timeline-mark-cycles --no-stall-check --stall-check
+        --stall-check-warning-time-seconds 1 --stall-check-shutdown-time-seconds 1
+        --mpi-threads-disable --no-mpi-threads-disable --mpi-args=-x --tcp --binding-args=-y
+        --num-nccl-streams 1 --thread-affinity 1 --gloo-timeout-seconds 1 --log-level INFO
+        --log-with-timestamp --log-without-timestamp --log-hide-timestamp
+        --no-log-hide-timestamp -prefix-timestamp --prefix-output-with-timestamp
+        --host-discovery-script s --gloo --mpi --jsrun
     """
     found = parse(*flags.split())
     assert set(found) == {flag.name for flag in FLAGS}
@@ -182,7 +187,8 @@ def test_a_wrong_value_is_refused(arguments: list[str], words: str) -> None:
 
 CONFIG = """
 controller: GLOO
-params: {fusion_threshold_mb: 32, cycle_time_ms: 5, cache_capacity: 2048, hierarchical_allreduce: true}
+params:
+  {fusion_threshold_mb: 32, cycle_time_ms: 5, cache_capacity: 2048, hierarchical_allreduce: true}
 autotune: {enabled: true, log_file: log.csv, gaussian_process_noise: 0.5}
 timeline: {filename: t.json, mark_cycles: true}
 stall_check: {enabled: false, warning_time_seconds: 120}
@@ -190,10 +196,10 @@ library_options: {gloo_timeout_seconds: 7, num_nccl_streams: 2}
 logging: {level: INFO, with_timestamp: false}
 """
 SAME_AS_CONFIG = """
---gloo --fusion-threshold-mb 32 --cycle-time-ms 5 --cache-capacity 2048 --hierarchical-allreduce --autotune
---autotune-log-file log.csv --autotune-gaussian-process-noise 0.5 --timeline-filename t.json --timeline-mark-cycles
---no-stall-check --stall-check-warning-time-seconds 120 --gloo-timeout-seconds 7 --num-nccl-streams 2
---log-level INFO --log-without-timestamp
+--gloo --fusion-threshold-mb 32 --cycle-time-ms 5 --cache-capacity 2048 --hierarchical-allreduce
+--autotune --autotune-log-file log.csv --autotune-gaussian-process-noise 0.5 --timeline-filename
+t.json --timeline-mark-cycles --no-stall-check --stall-check-warning-time-seconds 120
+--gloo-timeout-seconds 7 --num-nccl-streams 2 --log-level INFO --log-without-timestamp
 """
 
 
