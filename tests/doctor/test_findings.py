@@ -312,7 +312,5 @@ def test_without_ssh_other_hosts_are_out_of_reach(
     assert severities(bare, "no ssh client") == [Severity.NOTE]
     assert severities(replace(bare, needs_ssh=True), "no ssh client") == [Severity.PROBLEM]
     monkeypatch.setenv("PATH", str(tmp_path))
-    (station,) = visit([Host("elsewhere.invalid", 2)], "ssh").stations
-    assert (
-        station.error == "cannot start 'ssh' to reach elsewhere.invalid: No such file or directory"
-    )
+    (state,) = visit([Host("elsewhere.invalid", 2)], "ssh").states
+    assert state.error == "cannot start 'ssh' to reach elsewhere.invalid: No such file or directory"

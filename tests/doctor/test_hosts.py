@@ -131,7 +131,7 @@ def test_a_firewall_between_two_hosts_is_named_by_the_pair(
             there = visit(parse_hosts("h1,h2"), two_hosts.ssh)
     finally:
         two_hosts.exec(0, "ip", "neigh", "del", two_hosts.addresses[1], "dev", "eth0", check=True)
-    assert all(station.well for station in there.stations)
+    assert all(state.well for state in there.states)
     assert pairs(there) == {
         ("h1", "h2"): False,
         ("h1", THIS_MACHINE): True,

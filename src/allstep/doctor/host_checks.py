@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from allstep._version import __version__
 from allstep.doctor.finding import Finding, note, problem, warning
-from allstep.doctor.hosts import THIS_MACHINE, Connection, Station, Visit
+from allstep.doctor.hosts import THIS_MACHINE, Connection, HostState, Visit
 from allstep.doctor.packages import version_of
 
 _CLOCK_SECONDS = 5.0
@@ -18,43 +18,43 @@ def find_all(visit: Visit, python: str) -> list[Finding]:
     `python` is the version of Python on this machine.
     """
     findings: list[Finding] = []
-    for station in visit.stations:
-        findings += _not_well(station) if not station.well else _station(station, python)
-    several = len(visit.stations) > 1 or not all(station.here for station in visit.stations)
+    for state in visit.states:
+        findings += _not_well(state) if not state.well else _host_findings(state, python)
+    several = len(visit.states) > 1 or not all(state.here for state in visit.states)
     return [
         *findings,
         *(_connections(visit.connections) if several else []),
-        *_own_names(visit.stations),
+        *_own_names(visit.states),
     ]
 
 
-def _not_well(station: Station) -> Iterator[Finding]:
+def _not_well(state: HostState) -> Iterator[Finding]:
     """Yield the findings about a host whose probe failed."""
-    if station.resolves_to is None:
+    if state.resolves_to is None:
         yield warning(
-            f"the name server does not answer for {station.label}",
+            f"the name server does not answer for {state.label}",
             "check /etc/resolv.conf, or give its address",
         )
-    if str(station.error).startswith("--iface"):
+    if str(state.error).startswith("--iface"):
         yield problem(
-            str(station.error), "name an interface that every host has, or leave --iface out"
+            str(state.error), "name an interface that every host has, or leave --iface out"
         )
         return
     hint = (
         "check that it is up, and log in by hand once"
-        if station.resolves_to
+        if state.resolves_to
         else "check its name and `Host` in ~/.ssh/config"
     )
     yield problem(
-        str(station.error),
-        f"{hint}: `ssh -o BatchMode=yes -- {shlex.quote(station.host.name)} true` must work without"
+        str(state.error),
+        f"{hint}: `ssh -o BatchMode=yes -- {shlex.quote(state.host.name)} true` must work without"
         " a prompt",
     )
 
 
-def _station(station: Station, python: str) -> Iterator[Finding]:
+def _host_findings(state: HostState, python: str) -> Iterator[Finding]:
     """Yield the findings about a host whose probe answered: versions, cores, clock."""
-    label, facts = station.label, station.facts
+    label, facts = state.label, state.facts
     if facts["allstep"] != __version__:
         yield problem(
             f"{label} has allstep {facts['allstep']}, here is {__version__}",
@@ -75,16 +75,16 @@ def _station(station: Station, python: str) -> Iterator[Finding]:
             f"{label} has Python {facts['python']}, here is {python}",
             "use the same interpreter on every host",
         )
-    if station.host.slots > facts["cores"]["allowed"]:
+    if state.host.slots > facts["cores"]["allowed"]:
         yield warning(
-            f"{label} has {facts['cores']['allowed']} cores for {station.host.slots} workers: they"
+            f"{label} has {facts['cores']['allowed']} cores for {state.host.slots} workers: they"
             " will compete for cores",
-            f"-H {station.host.name}:{facts['cores']['allowed']}",
+            f"-H {state.host.name}:{facts['cores']['allowed']}",
         )
-    if station.clock_offset is not None and abs(station.clock_offset) > _CLOCK_SECONDS:
-        ahead = "ahead of" if station.clock_offset > 0 else "behind"
+    if state.clock_offset is not None and abs(state.clock_offset) > _CLOCK_SECONDS:
+        ahead = "ahead of" if state.clock_offset > 0 else "behind"
         yield warning(
-            f"the clock of {label} is {abs(station.clock_offset):.0f} s {ahead} ours: times in logs"
+            f"the clock of {label} is {abs(state.clock_offset):.0f} s {ahead} ours: times in logs"
             " will mislead",
             "set up NTP there",
         )
@@ -120,15 +120,15 @@ def _advice(error: str) -> str:
     )
 
 
-def _own_names(stations: Sequence[Station]) -> Iterator[Finding]:
+def _own_names(states: Sequence[HostState]) -> Iterator[Finding]:
     """Yield a note about hosts whose own name resolves to loopback.
 
     Other programs fail over this; allstep uses routes instead.
     """
     trapped = [
-        f"{station.label} ({found[0]})"
-        for station in stations
-        if not station.here and (found := station.facts.get("network", {}).get("resolves_to"))
+        f"{state.label} ({found[0]})"
+        for state in states
+        if not state.here and (found := state.facts.get("network", {}).get("resolves_to"))
         if all(address.startswith("127.") or address == "::1" for address in found)
     ]
     if trapped:

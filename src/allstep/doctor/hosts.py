@@ -52,7 +52,7 @@ _R = TypeVar("_R")
 
 
 @dataclass
-class Station:
+class HostState:
     """State of one host during the examination."""
 
     host: Host
@@ -104,19 +104,19 @@ class Connection:
 class Visit:
     """Result of the examination of all hosts and of the connections between them."""
 
-    stations: list[Station]
+    states: list[HostState]
     connections: list[Connection]
 
 
 class Call:
     """A running probe and the link to it."""
 
-    def __init__(self, station: Station, ssh: str) -> None:
-        self.station = station
+    def __init__(self, state: HostState, ssh: str) -> None:
+        self.state = state
         self.began = time.monotonic()
         with tempfile.TemporaryFile() as file:
             self.process = subprocess.Popen(
-                _command(station, ssh),
+                _command(state, ssh),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -130,7 +130,7 @@ class Call:
     def wait_for(self, kind: type[_M], seconds: float) -> _M | None:
         """Return the next message of this kind; None if the probe has ended or after `seconds`.
 
-        Also None after an invalid message; `Station.error` then has the reason.
+        Also None after an invalid message; `HostState.error` then has the reason.
         """
         end = time.monotonic() + seconds
         poll = select.poll()
@@ -143,7 +143,7 @@ class Call:
                     self._received.remove(message)
                     return message
             left = end - time.monotonic()
-            if self.link.ended or left <= 0 or self.station.error:
+            if self.link.ended or left <= 0 or self.state.error:
                 return None
             poll.poll(min(left, 0.1 if self.link.outbox else 1.0) * 1000)
 
@@ -154,11 +154,11 @@ class Call:
             for message in self.link.receive():
                 self._received.append(message)
         except BadMessage as bad:
-            self.station.error = bad.described(self.station.label)
+            self.state.error = bad.described(self.state.label)
 
     def why_not(self) -> str:
         """Return one line about why the probe sent no facts."""
-        label = self.station.label
+        label = self.state.label
         if not self.link.ended:
             return f"no answer from {label} within {HELLO_SECONDS:.0f} s"
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -176,44 +176,40 @@ class Call:
             stream.close()
 
 
-def _command(station: Station, ssh: str) -> list[str]:
+def _command(state: HostState, ssh: str) -> list[str]:
     """Return the command that starts the probe on its host."""
-    probe = [*module_flags("allstep.doctor.probe"), station.label]
+    probe = [*module_flags("allstep.doctor.probe"), state.label]
     return (
         [sys.executable, *probe]
-        if station.here
-        else launch_ssh.command_on(station.host.name, ssh, *probe)
+        if state.here
+        else launch_ssh.command_on(state.host.name, ssh, *probe)
     )
 
 
 def visit(hosts: Sequence[Host], ssh: str, iface: str | None = None) -> Visit:
     """Examine all hosts at once, and the connections between them.
 
-    A host that fails raises nothing; its `Station.error` has the reason. `ssh` and `iface` are
+    A host that fails raises nothing; its `HostState.error` has the reason. `ssh` and `iface` are
     those of `allstep run`: the ssh command, and the network interface (None: by route).
     """
-    stations = _in_parallel(_look_up, hosts)
+    states = _in_parallel(_look_up, hosts)
     ourselves = (
-        []
-        if any(station.here for station in stations)
-        else [Station(Host(THIS_MACHINE, 0), here=True)]
+        [] if any(state.here for state in states) else [HostState(Host(THIS_MACHINE, 0), here=True)]
     )
     token = wire.new_token()
-    calls = [
-        call for station in [*stations, *ourselves] if (call := _start(station, ssh)) is not None
-    ]
+    calls = [call for state in [*states, *ourselves] if (call := _start(state, ssh)) is not None]
     try:
         _in_parallel(lambda call: _ask(call, token), calls)
-        _choose_addresses([call.station for call in calls], iface)
-        able = [call for call in calls if call.station.well]
+        _choose_addresses([call.state for call in calls], iface)
+        able = [call for call in calls if call.state.well]
         tried = _in_parallel(
             lambda call: _try(call, able, token, iface),
-            [call for call in able if call.station in stations],
+            [call for call in able if call.state in states],
         )
     finally:
         for call in calls:
             call.end()
-    return Visit(stations, [connection for some in tried for connection in some])
+    return Visit(states, [connection for some in tried for connection in some])
 
 
 def _in_parallel(do: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
@@ -222,20 +218,20 @@ def _in_parallel(do: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
         return list(pool.map(do, items))
 
 
-def _look_up(host: Host) -> Station:
+def _look_up(host: Host) -> HostState:
     """Resolve the host's name here. A name that only ssh's configuration knows is no error."""
     found = resolve(host.label)
-    return Station(host, here=found is not None and is_here(host.name), resolves_to=found)
+    return HostState(host, here=found is not None and is_here(host.name), resolves_to=found)
 
 
-def _start(station: Station, ssh: str) -> Call | None:
+def _start(state: HostState, ssh: str) -> Call | None:
     """Start the probe; on failure record the error of the host and return None."""
     try:
-        return Call(station, ssh)
+        return Call(state, ssh)
     except (OSError, ValueError) as error:
-        program = launch_ssh.split_command(ssh)[0] if not station.here else sys.executable
-        station.error = (
-            f"cannot start {program!r} to reach {station.label}:"
+        program = launch_ssh.split_command(ssh)[0] if not state.here else sys.executable
+        state.error = (
+            f"cannot start {program!r} to reach {state.label}:"
             f" {getattr(error, 'strerror', None) or error}"
         )
         return None
@@ -243,72 +239,69 @@ def _start(station: Station, ssh: str) -> Call | None:
 
 def _ask(call: Call, token: str) -> None:
     """Receive the probe's facts, let it listen on a port, and read its clock."""
-    station = call.station
+    state = call.state
     hello = call.wait_for(ProbeHello, HELLO_SECONDS)
     if hello is None:
-        station.error = station.error or call.why_not()
+        state.error = state.error or call.why_not()
         return
-    station.seconds = time.monotonic() - call.began
-    station.facts = asdict(hello)
+    state.seconds = time.monotonic() - call.began
+    state.facts = asdict(hello)
     call.link.send(Listen(token))
     listening = call.wait_for(Listening, ANSWER_SECONDS)
     asked = time.time()
     call.link.send(AskClock())
     clock = call.wait_for(Clock, ANSWER_SECONDS)
     if listening is None or clock is None:
-        station.error = (
-            station.error
-            or f"{station.label} answered once, then sent nothing for {ANSWER_SECONDS:.0f} s"
+        state.error = (
+            state.error
+            or f"{state.label} answered once, then sent nothing for {ANSWER_SECONDS:.0f} s"
         )
         return
-    station.port = listening.port
-    station.clock_offset = clock.now - (asked + time.time()) / 2
+    state.port = listening.port
+    state.clock_offset = clock.now - (asked + time.time()) / 2
 
 
-def _choose_addresses(stations: list[Station], iface: str | None) -> None:
+def _choose_addresses(states: list[HostState], iface: str | None) -> None:
     """Set the address at which a run would reach each host.
 
     That is the address that ssh connected to; for this machine, the one from which it reaches the
     others. `iface` selects the address of that interface instead.
     """
     if iface:
-        for station in stations:
-            _take_address_of(station, iface)
+        for state in states:
+            _take_address_of(state, iface)
         return
     remote = [
-        str(found)
-        for station in stations
-        if (found := station.facts.get("address")) and not station.here
+        str(found) for state in states if (found := state.facts.get("address")) and not state.here
     ]
-    for station in stations:
-        if station.here:
-            station.address = next(
+    for state in states:
+        if state.here:
+            state.address = next(
                 (source for a in remote if (source := machine.route_to(a))), "127.0.0.1"
             )
-        elif station.well:
-            station.address = station.facts["address"]
+        elif state.well:
+            state.address = state.facts["address"]
 
 
-def _take_address_of(station: Station, iface: str) -> None:
+def _take_address_of(state: HostState, iface: str) -> None:
     """Set the address to that of the interface; record an error if the host does not have it."""
-    if not station.well:
+    if not state.well:
         return
-    interfaces = station.facts["network"]["interfaces"]
+    interfaces = state.facts["network"]["interfaces"]
     found = interfaces.get(iface)
     if found:
-        station.address = found[0]
-    elif station.label != THIS_MACHINE:
+        state.address = found[0]
+    elif state.label != THIS_MACHINE:
         known = ", ".join(name for name, addresses in interfaces.items() if addresses)
-        station.error = (
-            f"--iface {iface}: {station.label} has no such interface with an address; it has"
-            f" {known}"
+        state.error = (
+            f"--iface {iface}: {state.label} has no such interface with an address; it has {known}"
         )
 
 
 def _try(call: Call, calls: list[Call], token: str, iface: str | None) -> list[Connection]:
     """Connect from one host to all others at once; return one result per target."""
-    source = call.station
-    others = [other.station for other in calls if other is not call]
+    source = call.state
+    others = [other.state for other in calls if other is not call]
     targets = tuple(
         Target(other.label, tuple(_addresses(other, source, iface))) for other in others
     )
@@ -328,7 +321,7 @@ def _try(call: Call, calls: list[Call], token: str, iface: str | None) -> list[C
     return sorted(results, key=lambda connection: order.index(connection.target))
 
 
-def _addresses(target: Station, source: Station, iface: str | None) -> list[tuple[str, int]]:
+def _addresses(target: HostState, source: HostState, iface: str | None) -> list[tuple[str, int]]:
     """Return the addresses and port at which `source` connects to `target`, in order.
 
     For the launching machine, a run tries all its addresses, the one that ssh came from first.

@@ -9,7 +9,7 @@ from allstep.console.escape import escaped
 from allstep.console.quantities import nbytes
 from allstep.doctor.finding import Finding, Severity
 from allstep.doctor.host_checks import target_label
-from allstep.doctor.hosts import Station, Visit
+from allstep.doctor.hosts import HostState, Visit
 from allstep.doctor.programs import Program
 from allstep.doctor.report import Report
 
@@ -90,7 +90,7 @@ def sections(report: Report) -> Iterator[tuple[str, list[Row]]]:
     yield "Software", list(_software(report))
     yield "World", list(_world(report))
     if report.visit is not None:
-        yield "Hosts", [(station.label, host_text(station)) for station in report.visit.stations]
+        yield "Hosts", [(state.label, host_text(state)) for state in report.visit.states]
         if report.visit.connections:
             yield "Connections on a free port", list(_matrix(report.visit))
 
@@ -212,21 +212,21 @@ def _trial(report: Report) -> str:
     return f"{trial.ranks} ranks joined and summed a tensor in {trial.seconds:.1f} s ({phases})"
 
 
-def host_text(station: Station) -> str:
+def host_text(state: HostState) -> str:
     """Return the facts about a host, or its error, as one line."""
-    if station.here:
+    if state.here:
         where = "this machine"
-    elif station.resolves_to:
-        where = station.resolves_to[0]
+    elif state.resolves_to:
+        where = state.resolves_to[0]
     else:
         where = (
-            "no answer from the name server" if station.resolves_to is None else "known to ssh only"
+            "no answer from the name server" if state.resolves_to is None else "known to ssh only"
         )
-    if station.error is not None:
-        return f"{where}; {station.error}"
-    facts = station.facts
-    how = "" if station.here else f"ssh and Python answer in {station.seconds:.1f} s; "
-    clock = f"clock {station.clock_offset:+.2f} s"
+    if state.error is not None:
+        return f"{where}; {state.error}"
+    facts = state.facts
+    how = "" if state.here else f"ssh and Python answer in {state.seconds:.1f} s; "
+    clock = f"clock {state.clock_offset:+.2f} s"
     return (
         f"{where}; {how}{facts['cores']['allowed']} cores, {nbytes(facts['memory']['available'])}"
         f" free; allstep {facts['allstep']}, torch {facts['torch']}, Python {facts['python']};"
@@ -236,13 +236,13 @@ def host_text(station: Station) -> str:
 
 def _matrix(visit: Visit) -> Iterator[Row]:
     """Yield one row per host: which hosts it reaches, and through which interface."""
-    for station in visit.stations:
-        row = [connection for connection in visit.connections if connection.source == station.label]
+    for state in visit.states:
+        row = [connection for connection in visit.connections if connection.source == state.label]
         if row:
             results = [f"{target_label(c)} {'ok' if c.error is None else 'FAILS'}" for c in row]
             through = ", ".join(sorted({c.interface for c in row if c.interface}))
             yield (
-                f"from {station.label}",
+                f"from {state.label}",
                 ", ".join(results) + (f" (through {through})" if through else ""),
             )
 

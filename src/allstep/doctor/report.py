@@ -53,7 +53,7 @@ class Report:
             "world_error": facts["world_error"],
             "use": facts["choice"],
             "trial": asdict(self.trial) if self.trial else None,
-            "hosts": list(map(asdict, self.visit.stations)) if self.visit else [],
+            "hosts": list(map(asdict, self.visit.states)) if self.visit else [],
             "connections": list(map(asdict, self.visit.connections)) if self.visit else [],
             "findings": [finding._asdict() for finding in self.findings],
             "seconds": self.seconds,
@@ -138,7 +138,7 @@ def _gather(asked: Asked, look: Look, there: Visit | None) -> Facts:
     world, world_error = _detect(asked.launcher)
     found = programs.programs()
     engine = look.result()
-    others = any(not station.here for station in there.stations) if there else False
+    others = any(not state.here for state in there.states) if there else False
     return Facts(
         cores=machine_facts.cores(),
         memory=machine.memory(),
