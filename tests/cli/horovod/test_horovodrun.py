@@ -167,7 +167,7 @@ def test_flags_without_effect_are_named_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (
             ["--fusion-threshold-mb", "-1"],
@@ -180,8 +180,8 @@ def test_flags_without_effect_are_named_in_one_line() -> None:
         (["--gloo", "--mpi"], "--gloo and --mpi exclude each other"),
     ],
 )
-def test_a_wrong_value_is_refused(arguments: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words.replace("?", r"\?")):
+def test_a_wrong_value_is_refused(arguments: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected.replace("?", r"\?")):
         variables(parse(*arguments))
 
 
@@ -217,7 +217,7 @@ def test_a_config_file_gives_the_same_flags(config: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("controller: lsf", "controller: 'lsf' is not one of gloo, mpi"),
         ("params: {fusion_threshold_mb: [", "is not YAML: while parsing"),
@@ -235,9 +235,9 @@ def test_a_config_file_gives_the_same_flags(config: Path) -> None:
         ('autotune: {enabled: true, log_file: "\\0"}', "NUL byte"),
     ],
 )
-def test_a_wrong_config_file_is_refused(config: Path, text: str, words: str) -> None:
+def test_a_wrong_config_file_is_refused(config: Path, text: str, expected: str) -> None:
     config.write_text(text)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=expected):
         read_config(config)
 
 
@@ -253,8 +253,8 @@ def test_unknown_keys_of_a_config_file_are_named(config: Path) -> None:
 
 
 def test_the_workers_see_horovods_variables(config: Path) -> None:
-    """Section 6.1 for each worker, the flags, the file below the flags; and nobody takes them for a
-    second launcher."""
+    """Section 6.1 for each worker, the flags, the file below the flags; no process takes them for
+    a second launcher."""
     show = (
         "import os, allstep; print({k: v for k, v in os.environ.items() if 'HOROVOD' in k}, '|',"
         " allstep.World.detect())"
@@ -284,7 +284,7 @@ def test_the_workers_see_horovods_variables(config: Path) -> None:
 
 
 def horovodrun(*arguments: str | Path, env: dict[str, str] | None = None) -> Done:
-    """bin/horovodrun as a job script calls it: found on the PATH, beside the environment's
+    """bin/horovodrun as a job script calls it: found on the PATH, next to the environment's
     programs."""
     path = os.pathsep.join(
         [str(HOROVODRUN.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
@@ -315,7 +315,7 @@ def test_horovodrun_prints_as_horovodrun_does(tmp_path: Path) -> None:
     assert (tmp_path / "o/rank.10/stderr").read_text() == "err 10\n"
 
 
-def test_the_time_can_stand_in_front() -> None:
+def test_lines_can_start_with_the_time() -> None:
     done = horovodrun("-np", "1", "-prefix-timestamp", "echo", "hello")
     assert done.out.endswith("[0]<stdout>:hello\n")
     assert len(done.out.partition("[0]")[0]) == len("Thu Jan  1 00:00:00 1970")
@@ -347,7 +347,7 @@ def test_version_and_check_build() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (
             ["-np", "2", "--hostfile", "f", "-H", "h:2", "true"],
@@ -377,11 +377,11 @@ def test_version_and_check_build() -> None:
         ),
     ],
 )
-def test_wrong_use_is_one_clear_line(arguments: list[str], words: str) -> None:
+def test_wrong_use_is_one_clear_line(arguments: list[str], expected: str) -> None:
     done = horovodrun(*arguments)
     assert done.code == 2
     assert done.err.count("\n") == 1, done.err
-    assert words in done.err
+    assert expected in done.err
 
 
 def test_discovered_hosts_and_numbers_from_other_flags() -> None:
