@@ -9,7 +9,7 @@ from allstep.errors import UserError
 
 @pytest.mark.parametrize("number", ["0", "-1", "1025", "100000000000000000000"])
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         *(
             ["train", "digits", "--workers"],
@@ -28,8 +28,8 @@ from allstep.errors import UserError
         *(["bench", "step", "--np"], ["bench", "data", "--threads"]),
     ],
 )
-def test_an_absurd_number_of_workers_is_one_line(words: list[str], number: str) -> None:
-    error = CliRunner().invoke(app, [*words, number]).exception
+def test_an_absurd_number_of_workers_is_one_line(arguments: list[str], number: str) -> None:
+    error = CliRunner().invoke(app, [*arguments, number]).exception
     assert isinstance(error, UserError) and error.exit_code == 2, error
     assert f"expected a number from 1 to 1024, found {number}" in str(error)
 

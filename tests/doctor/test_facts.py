@@ -1,4 +1,4 @@
-"""What the doctor says of this machine, against other sources of the same figures."""
+"""Facts about this machine, compared with other sources of the same figures."""
 
 import importlib.metadata
 import os

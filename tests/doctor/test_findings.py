@@ -40,7 +40,7 @@ def doctor(
     )
 
 
-def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def printed(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert "Traceback" not in done.stderr, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
@@ -57,7 +57,7 @@ def test_a_host_without_slots_has_threads_all_the_same() -> None:
 @pytest.mark.usefixtures("processes")
 def test_a_sound_machine_passes_and_json_holds_everything() -> None:
     done = doctor("--json")
-    report = said(done)
+    report = printed(done)
     assert done.returncode == 0 and report["ok"], report["findings"]
     assert report["machine"]["cores"]["affinity"] == len(os.sched_getaffinity(0))
     assert report["machine"]["torch"]["backends"]["gloo"]
@@ -101,7 +101,7 @@ def test_many_things_wrong_at_once(tmp_path: Path) -> None:
         "ALLSTEP_TOKEN": "very secret",
     }
     done = doctor("--json", env=env, shell="ulimit -n 300")
-    report = said(done)
+    report = printed(done)
     assert done.returncode == 1 and not report["ok"]
     assert report["trial"] is None  # it could only fail, and slowly
     problems, warnings = (
@@ -126,12 +126,12 @@ def test_a_torch_that_crashes_does_not_take_the_doctor_with_it(tmp_path: Path) -
     (tmp_path / "torch.py").write_text("import os; os.abort()")
     done = doctor("--json", env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 1
-    (what,) = of_kind(said(done), "problem")
+    (what,) = of_kind(printed(done), "problem")
     assert "torch cannot be imported" in what and "killed by signal 6" in what
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_trial_that_fails_says_which_rank_and_why(
+def test_a_failed_trial_reports_rank_and_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sudden = (
@@ -152,7 +152,7 @@ def test_inside_a_world_the_ranks_try_it_together_and_rank_0_reports() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rank 0 of 2, local rank 0 of 2 on localhost, from allstep" in done.stdout
-    assert "2 ranks met and summed a tensor" in done.stdout
+    assert "2 ranks joined and summed a tensor" in done.stdout
     assert all(line.startswith("[0] ") for line in done.stdout.splitlines())
 
 
@@ -185,7 +185,7 @@ def test_the_command_line_loads_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def report(processes: None) -> Report:
-    """This machine, with what torch says taken from memory: importing it is other tests' business."""
+    """Return the report of this machine with fixed facts about torch, which is not imported."""
     engine = Engine(
         "2.13.0+cpu", backends={"gloo": True, "nccl": False, "mpi": False, "ucc": False}
     )
@@ -230,8 +230,8 @@ def test_names_are_shown_and_not_obeyed(
         assert not any(each in text for each in ("\x1b[2J", "\x1b]", "\u202e"))
 
 
-def severities(facts: Facts, word: str) -> list[Severity]:
-    return [finding.severity for finding in checks.find_all(facts) if word in finding.what]
+def severities(facts: Facts, text: str) -> list[Severity]:
+    return [finding.severity for finding in checks.find_all(facts) if text in finding.what]
 
 
 def test_findings_that_need_another_machine(facts: Facts) -> None:
@@ -323,7 +323,5 @@ def test_without_ssh_other_hosts_are_out_of_reach(
     assert severities(bare, "no ssh client") == [Severity.NOTE]
     assert severities(replace(bare, needs_ssh=True), "no ssh client") == [Severity.PROBLEM]
     monkeypatch.setenv("PATH", str(tmp_path))
-    (station,) = visit([Host("elsewhere.invalid", 2)], "ssh").stations
-    assert (
-        station.error == "cannot start 'ssh' to reach elsewhere.invalid: No such file or directory"
-    )
+    (state,) = visit([Host("elsewhere.invalid", 2)], "ssh").states
+    assert state.error == "cannot start 'ssh' to reach elsewhere.invalid: No such file or directory"

@@ -64,7 +64,10 @@ def test_two_sound_hosts_from_this_machine(two_hosts: SshHosts) -> None:
     assert reached == dict.fromkeys(expected, (None, "eth0"))
     assert report["use"]["workers"] == 3
     assert report["trial"]["ranks"] == 2 and report["trial"]["error"] is None
-    assert any("own name means" in finding["what"] for finding in report["findings"])
+    assert any(
+        "own name resolves to a loopback address" in finding["what"]
+        for finding in report["findings"]
+    )
 
 
 def test_two_sound_hosts_from_one_of_them(two_hosts: SshHosts, tmp_path: Path) -> None:
@@ -83,7 +86,7 @@ def test_two_sound_hosts_from_one_of_them(two_hosts: SshHosts, tmp_path: Path) -
     assert [host["here"] for host in report["hosts"]] == [True, False]
     assert (
         report["hosts"][0]["address"] == two_hosts.addresses[0]
-    )  # not 127.0.1.1, as its name says
+    )  # not 127.0.1.1, as its name resolves
     assert {(c["source"], c["target"], c["error"]) for c in report["connections"]} == {
         ("h1", "h2", None),
         ("h2", "h1", None),
@@ -128,7 +131,7 @@ def test_a_firewall_between_two_hosts_is_named_by_the_pair(
             there = visit(parse_hosts("h1,h2"), two_hosts.ssh)
     finally:
         two_hosts.exec(0, "ip", "neigh", "del", two_hosts.addresses[1], "dev", "eth0", check=True)
-    assert all(station.well for station in there.stations)
+    assert all(state.well for state in there.states)
     assert pairs(there) == {
         ("h1", "h2"): False,
         ("h1", THIS_MACHINE): True,
@@ -144,7 +147,7 @@ def test_a_firewall_between_two_hosts_is_named_by_the_pair(
     assert "h2 cannot open a connection to h1" in second
 
 
-def test_a_wrong_key_is_refused_and_a_name_nobody_knows_is_said(
+def test_a_wrong_key_is_refused_and_an_unknown_name_is_reported(
     two_hosts: SshHosts, tmp_path: Path
 ) -> None:
     key, config = tmp_path / "other_key", tmp_path / "ssh_config"
@@ -153,10 +156,10 @@ def test_a_wrong_key_is_refused_and_a_name_nobody_knows_is_said(
         two_hosts.ssh_config.read_text().replace(str(two_hosts.folder / "user_key"), str(key))
     )
     with at_most(20):
-        there = visit(parse_hosts("h1,nobody.invalid"), f"ssh -F {config}")
+        there = visit(parse_hosts("h1,unknown.invalid"), f"ssh -F {config}")
     refused, unknown = problems(there)
     assert "ssh to h1 failed" in refused and "Permission denied" in refused
-    assert "ssh to nobody.invalid failed" in unknown and "resolve" in unknown
+    assert "ssh to unknown.invalid failed" in unknown and "resolve" in unknown
     assert there.connections == []
 
 
@@ -177,8 +180,8 @@ importlib.metadata.version = lambda name: "1.0" if name == "torch" else true_ver
 """)
     script = tmp_path / "fake-ssh"
     script.write_text(f"""#!/bin/sh
-for word; do command=$word; done
-echo "$@" > {tmp_path}/said
+for argument; do command=$argument; done
+echo "$@" > {tmp_path}/arguments
 echo Welcome to this host
 exec env PYTHONPATH={theirs} SSH_CONNECTION="127.0.0.1 1 127.0.0.1 2" sh -c "$command"
 """)
@@ -192,21 +195,21 @@ def test_a_host_that_differs_from_this_one(fake_ssh: str) -> None:
     found = host_checks.find_all(there, "3.10.0")
     assert problems(there) == [f"far.invalid has allstep 9.9, here is {host_checks.__version__}"]
     warnings = "\n".join(finding.what for finding in found if finding.severity is Severity.WARNING)
-    for words in ("has torch 1.0", "has Python", "cores for 99 workers", "is 100 s ahead of ours"):
-        assert words in warnings
+    for text in ("has torch 1.0", "has Python", "cores for 99 workers", "is 100 s ahead of ours"):
+        assert text in warnings
 
 
 @pytest.mark.usefixtures("processes")
 def test_the_doctor_calls_ssh_as_the_launcher_does(fake_ssh: str, tmp_path: Path) -> None:
     visit(parse_hosts("user@far.invalid"), fake_ssh)
-    doctors = (tmp_path / "said").read_text()
+    doctors = (tmp_path / "arguments").read_text()
     with launch_ssh.start_agent("user@far.invalid", "far.invalid", fake_ssh) as agent:
         assert agent.stdout
         agent.stdout.readline()
         agent.kill()
     assert (
         doctors.replace("allstep.doctor.probe", "allstep.launch.agent_main")
-        == (tmp_path / "said").read_text()
+        == (tmp_path / "arguments").read_text()
     )
 
 

@@ -269,7 +269,7 @@ def test_a_probe_that_is_not_understood_is_an_error_of_its_host(tmp_path: Path) 
         " sleep 60\n"
     )
     ssh.chmod(0o755)
-    (station,) = visit([Host("far.invalid", 1)], str(ssh)).stations
+    (station,) = visit([Host("far.invalid", 1)], str(ssh)).states
     assert station.error == f"far.invalid sent message 'hola', which is unknown here{VERSIONS}"
 
 

@@ -1,6 +1,6 @@
-"""From facts to findings: one small function for each thing that can be wrong on this machine.
+"""Turn facts about this machine into findings: one function per possible problem.
 
-A check looks at the facts and yields findings, or nothing. Adding one is a function and a line in
+A check reads the facts and yields findings, or nothing. A new check is a function and a line in
 `CHECKS`.
 """
 
@@ -20,7 +20,8 @@ from allstep.limits import read_limits
 from allstep.machine import Memory, threads_by_user
 from allstep.world import NONE, World
 
-_WORKER_BYTES = 300 << 20  # what a worker takes before it has a model or data: Python and torch
+# Memory of a worker without model and data: Python and torch.
+_WORKER_BYTES = 300 << 20
 _SMALL_SHM = 1 << 30
 _FEW_FILES, _TOO_FEW_FILES = 1024, 64
 _FOUND_BY_FILE = ("horovod", "openmpi", "mpich", "slurm", "pals", "lsf")
@@ -28,7 +29,7 @@ _FOUND_BY_FILE = ("horovod", "openmpi", "mpich", "slurm", "pals", "lsf")
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known of this machine and this process."""
+    """All facts about this machine and this process."""
 
     cores: Cores
     memory: Memory
@@ -43,20 +44,20 @@ class Facts:
     world: World | None
     world_error: str | None
     choice: Choice
-    num_hosts: int  # that the run is to use: of -H, or of the world
-    needs_ssh: (
-        bool  # one of the hosts of -H is another machine, and --ssh names no program of its own
-    )
+    num_hosts: int
+    """Number of hosts of the run: those of -H, or of the world."""
+    needs_ssh: bool
+    """Whether a host of -H is another machine, and --ssh does not replace ssh."""
     env: Mapping[str, str]
 
 
 def find_all(facts: Facts) -> list[Finding]:
-    """What all checks say, the worst first."""
+    """Run all checks and return their findings, the most severe first."""
     return in_order([finding for check in CHECKS for finding in check(facts)])
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """Problems, then warnings, then notes."""
+    """Sort findings: problems, then warnings, then notes."""
     order = list(type(findings[0].severity)) if findings else []
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
@@ -64,8 +65,8 @@ def in_order(findings: Sequence[Finding]) -> list[Finding]:
 def _world(facts: Facts) -> Iterator[Finding]:
     if facts.world_error:
         yield problem(
-            f"the launcher's variables do not fit together: {facts.world_error}",
-            "unset the variables of the launcher that is not meant, or name the one that is:"
+            f"the launcher's variables contradict each other: {facts.world_error}",
+            "unset the variables of the launcher that is not in use, or name the one that is:"
             f" ALLSTEP_LAUNCHER ({NONE}: a world of one)",
         )
 
@@ -98,7 +99,7 @@ def _torch(facts: Facts) -> Iterator[Finding]:
         )
     elif not engine.backends.get("gloo"):
         yield problem(
-            "this torch has no Gloo, over which ranks talk on CPUs",
+            "this torch has no Gloo, which ranks on CPUs need to communicate",
             "install a build of torch with distributed support",
         )
 
@@ -139,27 +140,27 @@ def _packages(facts: Facts) -> Iterator[Finding]:
 
 
 def _threads(facts: Facts) -> Iterator[Finding]:
-    told = threads_by_user(facts.env)
-    if not told or (facts.world and facts.world.launcher == "torchrun" and told == "1"):
+    given = threads_by_user(facts.env)
+    if not given or (facts.world and facts.world.launcher == "torchrun" and given == "1"):
         return
     threads, local = user_threads(), max(1, facts.choice.workers // max(1, facts.num_hosts))
     fair = max(1, facts.cores.allowed // local)
     unset = f"unset OMP_NUM_THREADS: allstep then gives each worker {fair}"
     if threads is None:
         yield warning(
-            f"OMP_NUM_THREADS={told!r} is not a number above 0: torch takes all cores in every"
+            f"OMP_NUM_THREADS={given!r} is not a number above 0: torch takes all cores in every"
             " worker",
             unset,
         )
     elif threads * local > facts.cores.allowed and threads > 1:
         yield warning(
-            f"OMP_NUM_THREADS={told} x {local} workers is more than the {facts.cores.allowed} cores"
-            " allowed: they will crowd each other",
+            f"OMP_NUM_THREADS={given} x {local} workers is more than the"
+            f" {facts.cores.allowed} cores allowed: they will compete for cores",
             unset,
         )
     elif threads < fair:
         yield warning(
-            f"OMP_NUM_THREADS={told} leaves cores idle: there are {fair} for each of {local}"
+            f"OMP_NUM_THREADS={given} leaves cores idle: there are {fair} for each of {local}"
             " workers",
             unset,
         )
@@ -187,7 +188,7 @@ def _folders(facts: Facts) -> Iterator[Finding]:
             "set ALLSTEP_CACHE to a folder that you may write to; only data that has to be"
             " downloaded needs it"
         ),
-        "run folders": "start from another folder, or say --out",
+        "run folders": "start from another folder, or give --out",
     }
     for folder in facts.folders:
         if folder.error is None:
@@ -210,8 +211,8 @@ def _runtime_folder(facts: Facts) -> Iterator[Finding]:
         )
         make = problem if needed else warning
         yield make(
-            "the run-time folder, through which ranks under mpirun and srun meet, cannot be used:"
-            f" {error}",
+            "the run-time folder, through which ranks under mpirun and srun find each other, cannot"
+            f" be used: {error}",
             "remove it, or set XDG_RUNTIME_DIR to a folder of your own",
         )
 
@@ -221,10 +222,10 @@ def _memory(facts: Facts) -> Iterator[Finding]:
     whose = "the cgroup's limit" if memory.limit and memory.limit < memory.total else "the machine"
     if memory.available < needed:
         yield warning(
-            f"{nbytes(memory.available)} of memory are left under {whose}; the workers alone take"
-            f" {nbytes(needed)} before any data",
-            "end what else uses memory, raise the container's or job's limit, or start fewer"
-            " workers",
+            f"{nbytes(memory.available)} of memory are available under {whose}; the workers alone"
+            f" need {nbytes(needed)} before any data",
+            "end other programs that use memory, raise the container's or job's limit, or start"
+            " fewer workers",
         )
 
 
@@ -251,7 +252,7 @@ def _own_name(facts: Facts) -> Iterator[Finding]:
     if found is None:
         yield warning(f"the name server does not answer for {who}", fix)
     elif not found:
-        yield warning(f"{who} does not resolve; some programs wait or fail over it", fix)
+        yield warning(f"{who} does not resolve; some programs wait or fail because of it", fix)
     elif facts.num_hosts > 1 and all(
         address.startswith("127.") or address == "::1" for address in found
     ):
@@ -259,7 +260,7 @@ def _own_name(facts: Facts) -> Iterator[Finding]:
         make = note if ours else warning
         yield make(
             f"{who} resolves to {found[0]}, where other hosts cannot reach it",
-            "nothing for allstep, which takes the interface that routes to the other hosts; for"
+            "nothing for allstep, which uses the interface that routes to the other hosts; for"
             f" other programs {fix}",
         )
 
@@ -311,7 +312,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 
 
 def environment() -> dict[str, str]:
-    """The variables that change what a run does; a token is a secret and only said to be there."""
+    """Return the environment variables that affect a run; values of secrets are hidden."""
     prefixes = (
         "ALLSTEP_",
         "HOROVOD_",
@@ -325,7 +326,7 @@ def environment() -> dict[str, str]:
     )
     hidden = ("TOKEN", "SECRET", "PASSWORD", "KEY")
     return {
-        name: "(hidden)" if any(word in name for word in hidden) else value
+        name: "(hidden)" if any(part in name for part in hidden) else value
         for name, value in sorted(os.environ.items())
         if name.startswith(prefixes)
     }

@@ -1,5 +1,4 @@
-"""What allstep will use: how many workers, threads each, which backend, and how the ranks will find
-each other."""
+"""Predict what a run would use: workers, threads, backend, and the store of the rendezvous."""
 
 import os
 from collections.abc import Sequence
@@ -13,17 +12,26 @@ from allstep.world import NONE, World
 
 @dataclass(frozen=True)
 class Choice:
-    """What a run started now, here, would be."""
+    """What a run that is started now on this machine would use."""
 
     command: str
+    """Command that the prediction is for."""
     workers: int
+    """Number of workers on all hosts."""
     threads: int
+    """Threads of each worker."""
     backend: str
+    """Backend of the collectives, as text."""
     meeting: str
+    """Store of the rendezvous, as text."""
 
 
 def choose(world: World | None, engine: Engine, hosts: Sequence[Host]) -> Choice:
-    """For this process's world; outside one, for `allstep train`, or for `allstep run` on `hosts`."""
+    """Return what a run would use.
+
+    With `hosts` the run is `allstep run` on them; else, under a launcher, a script in this world;
+    else `allstep train`. `engine` is what torch reports about backends and devices.
+    """
     if hosts:
         slots = max(host.slots for host in hosts)
         command = f"allstep run -H {','.join(f'{host.name}:{host.slots}' for host in hosts)}"
@@ -49,6 +57,7 @@ def choose(world: World | None, engine: Engine, hosts: Sequence[Host]) -> Choice
 
 
 def _workers_of_train() -> int:
+    """Return the default number of workers of `allstep train`."""
     from allstep.train.config.num_workers import default_num_workers
     from allstep.train.config.recipes import DEFAULT, RECIPES
 
@@ -56,21 +65,21 @@ def _workers_of_train() -> int:
 
 
 def threads(local_size: int) -> int:
-    """Of each worker: what the user said, else a fair share of the cores."""
+    """Return the threads of each worker: OMP_NUM_THREADS if set, else a fair share of the cores."""
     return user_threads() or max(1, allowed_cores() // max(1, local_size))
 
 
 def user_threads() -> int | None:
-    """The user's OMP_NUM_THREADS; None when it is not set or no number above 0.
+    """Return the user's OMP_NUM_THREADS; None if it is not set or not a number above 0.
 
-    Of a list (nested loops) the first counts.
+    Of a list (for nested loops) the first number counts.
     """
     first = (threads_by_user(os.environ) or "").partition(",")[0].strip()
     return int(first) if first.isdigit() and int(first) > 0 else None
 
 
 def _backend(engine: Engine, local_size: int) -> str:
-    """As `allstep.init()` chooses."""
+    """Return the backend that `allstep.init()` would choose, as text."""
     num_gpus = sum(device.startswith("cuda") for device in engine.devices)
     if num_gpus and num_gpus >= local_size and engine.backends.get("nccl"):
         return f"{_CPU_BACKEND}, nccl for GPU tensors"
@@ -82,7 +91,7 @@ _LAUNCHERS_STORE = "in the launcher's own store, which outlives every rank"
 
 
 def _meeting(world: World) -> str:
-    """As `allstep.comm.join.rendezvous` finds the store."""
+    """Return where `allstep.comm.join.rendezvous` would find the store, as text."""
     address = os.environ.get("MASTER_ADDR")
     if world.launcher == "allstep":
         return _LAUNCHERS_STORE
@@ -94,4 +103,4 @@ def _meeting(world: World) -> str:
         return f"in a store of rank 0 at {address} (MASTER_ADDR)"
     if world.launcher == "slurm":
         return "in a store of rank 0 at the first host of the Slurm step"
-    return "in a store of rank 0, told over mpi4py"
+    return "in a store of rank 0, whose address mpi4py broadcasts"

@@ -1,55 +1,60 @@
-"""From a visit to the hosts to findings."""
+"""Turn what the probes reported about the hosts into findings."""
 
 import shlex
 from collections.abc import Iterator, Sequence
 
 from allstep._version import __version__
 from allstep.doctor.finding import Finding, note, problem, warning
-from allstep.doctor.hosts import THIS_MACHINE, Connection, Station, Visit
+from allstep.doctor.hosts import THIS_MACHINE, Connection, HostState, Visit
 from allstep.doctor.packages import version_of
 
 _CLOCK_SECONDS = 5.0
-_MOST_PAIRS = 6
+_MAX_PAIRS = 6
 
 
 def find_all(visit: Visit, python: str) -> list[Finding]:
-    """What is wrong with the hosts and between them."""
+    """Return the findings about the hosts and the connections between them.
+
+    `python` is the version of Python on this machine.
+    """
     findings: list[Finding] = []
-    for station in visit.stations:
-        findings += _not_well(station) if not station.well else _station(station, python)
-    several = len(visit.stations) > 1 or not all(station.here for station in visit.stations)
+    for state in visit.states:
+        findings += _not_well(state) if not state.well else _host_findings(state, python)
+    several = len(visit.states) > 1 or not all(state.here for state in visit.states)
     return [
         *findings,
         *(_connections(visit.connections) if several else []),
-        *_own_names(visit.stations),
+        *_own_names(visit.states),
     ]
 
 
-def _not_well(station: Station) -> Iterator[Finding]:
-    if station.resolves_to is None:
+def _not_well(state: HostState) -> Iterator[Finding]:
+    """Yield the findings about a host whose probe failed."""
+    if state.resolves_to is None:
         yield warning(
-            f"the name server does not answer for {station.label}",
+            f"the name server does not answer for {state.label}",
             "check /etc/resolv.conf, or give its address",
         )
-    if str(station.error).startswith("--iface"):
+    if str(state.error).startswith("--iface"):
         yield problem(
-            str(station.error), "name an interface that every host has, or leave --iface out"
+            str(state.error), "name an interface that every host has, or leave --iface out"
         )
         return
     hint = (
         "check that it is up, and log in by hand once"
-        if station.resolves_to
+        if state.resolves_to
         else "check its name and `Host` in ~/.ssh/config"
     )
     yield problem(
-        str(station.error),
-        f"{hint}: `ssh -o BatchMode=yes -- {shlex.quote(station.host.name)} true` must work without"
-        " asking",
+        str(state.error),
+        f"{hint}: `ssh -o BatchMode=yes -- {shlex.quote(state.host.name)} true` must work without"
+        " a prompt",
     )
 
 
-def _station(station: Station, python: str) -> Iterator[Finding]:
-    label, facts = station.label, station.facts
+def _host_findings(state: HostState, python: str) -> Iterator[Finding]:
+    """Yield the findings about a host whose probe answered: versions, cores, clock."""
+    label, facts = state.label, state.facts
     if facts["allstep"] != __version__:
         yield problem(
             f"{label} has allstep {facts['allstep']}, here is {__version__}",
@@ -70,64 +75,70 @@ def _station(station: Station, python: str) -> Iterator[Finding]:
             f"{label} has Python {facts['python']}, here is {python}",
             "use the same interpreter on every host",
         )
-    if station.host.slots > facts["cores"]["allowed"]:
+    if state.host.slots > facts["cores"]["allowed"]:
         yield warning(
-            f"{label} has {facts['cores']['allowed']} cores for {station.host.slots} workers: they"
-            " will crowd each other",
-            f"-H {station.host.name}:{facts['cores']['allowed']}",
+            f"{label} has {facts['cores']['allowed']} cores for {state.host.slots} workers: they"
+            " will compete for cores",
+            f"-H {state.host.name}:{facts['cores']['allowed']}",
         )
-    if station.clock_offset is not None and abs(station.clock_offset) > _CLOCK_SECONDS:
-        ahead = "ahead of" if station.clock_offset > 0 else "behind"
+    if state.clock_offset is not None and abs(state.clock_offset) > _CLOCK_SECONDS:
+        ahead = "ahead of" if state.clock_offset > 0 else "behind"
         yield warning(
-            f"the clock of {label} is {abs(station.clock_offset):.0f} s {ahead} ours: times in logs"
+            f"the clock of {label} is {abs(state.clock_offset):.0f} s {ahead} ours: times in logs"
             " will mislead",
             "set up NTP there",
         )
 
 
 def _connections(connections: Sequence[Connection]) -> Iterator[Finding]:
+    """Yield a problem for each failed connection; further ones are summed up in one."""
     failed = [connection for connection in connections if connection.error is not None]
-    for connection in failed[:_MOST_PAIRS]:
+    for connection in failed[:_MAX_PAIRS]:
         yield problem(
             f"{connection.source} cannot open a connection to {connection.target}:"
             f" {connection.error}",
             _advice(str(connection.error)),
         )
-    if len(failed) > _MOST_PAIRS:
+    if len(failed) > _MAX_PAIRS:
         rest = ", ".join(
             f"{connection.source} to {connection.target}"
-            for connection in failed[_MOST_PAIRS : 4 * _MOST_PAIRS]
+            for connection in failed[_MAX_PAIRS : 4 * _MAX_PAIRS]
         )
-        yield problem(f"{len(failed) - _MOST_PAIRS} more connections fail: {rest}", "as above")
+        yield problem(f"{len(failed) - _MAX_PAIRS} more connections fail: {rest}", "as above")
 
 
 def _advice(error: str) -> str:
+    """Return what to do about a failed connection."""
     if "unreachable" in error or "No route" in error:
         return (
-            "there is no route: do both have an address in the same network? allstep run --iface"
-            " names the interface"
+            "there is no route: check that both have an address in the same network, and name the"
+            " interface with allstep run --iface"
         )
     return (
-        "a firewall? Open all ports above 1023 between the hosts, or name another interface:"
-        " allstep run --iface"
+        "check for a firewall: open all ports above 1023 between the hosts, or name another"
+        " interface with allstep run --iface"
     )
 
 
-def _own_names(stations: Sequence[Station]) -> Iterator[Finding]:
-    """A trap for other programs; allstep looks at routes instead."""
+def _own_names(states: Sequence[HostState]) -> Iterator[Finding]:
+    """Yield a note about hosts whose own name resolves to loopback.
+
+    Other programs fail over this; allstep uses routes instead.
+    """
     trapped = [
-        f"{station.label} ({found[0]})"
-        for station in stations
-        if not station.here and (found := station.facts.get("network", {}).get("resolves_to"))
+        f"{state.label} ({found[0]})"
+        for state in states
+        if not state.here and (found := state.facts.get("network", {}).get("resolves_to"))
         if all(address.startswith("127.") or address == "::1" for address in found)
     ]
     if trapped:
         yield note(
-            f"on {', '.join(trapped)} the host's own name means the host itself alone",
-            "nothing for allstep, which takes the interface that routes to the others; torchrun by"
+            f"on {', '.join(trapped)} the host's own name resolves to a loopback address",
+            "nothing for allstep, which uses the interface that routes to the others; torchrun by"
             " host name would fail",
         )
 
 
 def target_label(connection: Connection) -> str:
+    """Return the label of the connection's target; "here" for this machine."""
     return "here" if connection.target == THIS_MACHINE else connection.target

@@ -1,12 +1,12 @@
-"""The hosts of -H: a probe on each, asked what is there, and a connection tried from each to every
-other and to this machine.
+"""Examine the hosts of -H: a probe on each host, and connections between all pairs.
 
-    start   ssh, or a child process for a name that means this machine; hello with facts within
-    `HELLO_SECONDS` ask     listen on a fresh port; what time is it try     all pairs at once, each
-    at the addresses that a run would use
+    start   start a probe, with ssh or, for this machine, as a child process; it sends its facts
+            within `HELLO_SECONDS`
+    ask     let the probe listen on a free port, and read its clock
+    try     connect from each host to every other and to this machine, all pairs at once, at the
+            addresses that a run would use
 
-Every step has a time limit, and a host that fails one is left out of the next. Its row then says
-why.
+Every phase has a timeout. A host that fails one is left out of the next; its row has the reason.
 """
 
 import contextlib
@@ -41,7 +41,8 @@ from allstep.launch.link import Link
 from allstep.launch.messages import BadMessage, Message
 from allstep.process.python import module_flags
 
-HELLO_SECONDS = 13.0  # ssh itself gives up connecting after 10
+# ssh itself stops connecting after 10 s.
+HELLO_SECONDS = 13.0
 ANSWER_SECONDS = 4.0
 CONNECT_SECONDS = 4.0
 THIS_MACHINE = "this machine"
@@ -51,33 +52,44 @@ _R = TypeVar("_R")
 
 
 @dataclass
-class Station:
-    """One host as the doctor sees it."""
+class HostState:
+    """State of one host during the examination."""
 
     host: Host
     here: bool
+    """Whether it is this machine."""
     resolves_to: list[str] | None = None
-    seconds: float | None = None  # until its probe said hello
+    """Addresses of its name, as resolved here; None: the name server did not answer in time."""
+    seconds: float | None = None
+    """Seconds until its probe sent its facts."""
     error: str | None = None
+    """Reason why the examination failed; None while it works."""
     facts: dict[str, Any] = field(default_factory=dict)
-    clock_offset: float | None = None  # seconds that its clock is ahead of ours
-    address: str | None = None  # at which the others would reach it
+    """Fields of the probe's `ProbeHello`."""
+    clock_offset: float | None = None
+    """Seconds that its clock is ahead of ours."""
+    address: str | None = None
+    """Address at which the other hosts would reach it."""
     port: int | None = None
+    """Port on which its probe listens."""
 
     @property
     def label(self) -> str:
+        """Name of the host for messages."""
         return self.host.label
 
     @property
     def well(self) -> bool:
+        """Whether the examination has not failed so far."""
         return self.error is None
 
 
 @dataclass(frozen=True)
 class Connection:
-    """An attempt of one host to reach another (or this machine) on a fresh port.
+    """Attempt of one host to connect to another, or to this machine, on a free port.
 
-    `error` None: it worked.
+    `error` is None if it worked. `interface` and `address` are the local interface and the target's
+    address that were used.
     """
 
     source: str
@@ -90,21 +102,21 @@ class Connection:
 
 @dataclass
 class Visit:
-    """All hosts, and all pairs of them."""
+    """Result of the examination of all hosts and of the connections between them."""
 
-    stations: list[Station]
+    states: list[HostState]
     connections: list[Connection]
 
 
 class Call:
-    """A probe under way, and what it says."""
+    """A running probe and the link to it."""
 
-    def __init__(self, station: Station, ssh: str) -> None:
-        self.station = station
+    def __init__(self, state: HostState, ssh: str) -> None:
+        self.state = state
         self.began = time.monotonic()
         with tempfile.TemporaryFile() as file:
             self.process = subprocess.Popen(
-                _command(station, ssh),
+                _command(state, ssh),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -113,12 +125,12 @@ class Call:
             self.complaints = os.fdopen(os.dup(file.fileno()), "rb")
         assert self.process.stdin and self.process.stdout
         self.link = Link(self.process.stdout.fileno(), self.process.stdin.fileno(), TO_DOCTOR)
-        self._heard: list[Message] = []
+        self._received: list[Message] = []
 
     def wait_for(self, kind: type[_M], seconds: float) -> _M | None:
-        """Return the next message of this kind; None when the probe is gone or the time is over.
+        """Return the next message of this kind; None if the probe has ended or after `seconds`.
 
-        Also None after a message that is not understood; `Station.error` then has the reason.
+        Also None after an invalid message; `HostState.error` then has the reason.
         """
         end = time.monotonic() + seconds
         poll = select.poll()
@@ -126,35 +138,37 @@ class Call:
         while True:
             self.link.flush()
             self._receive()
-            for message in self._heard:
+            for message in self._received:
                 if isinstance(message, kind):
-                    self._heard.remove(message)
+                    self._received.remove(message)
                     return message
             left = end - time.monotonic()
-            if self.link.ended or left <= 0 or self.station.error:
+            if self.link.ended or left <= 0 or self.state.error:
                 return None
             poll.poll(min(left, 0.1 if self.link.outbox else 1.0) * 1000)
 
     def _receive(self) -> None:
+        """Read the messages that have arrived; an invalid one becomes the error of the host."""
         try:
-            # One by one: those before a bad message count.
+            # One by one, so that those before an invalid message are kept.
             for message in self.link.receive():
-                self._heard.append(message)
+                self._received.append(message)
         except BadMessage as bad:
-            self.station.error = bad.described(self.station.label)
+            self.state.error = bad.described(self.state.label)
 
     def why_not(self) -> str:
-        """One line for a probe that did not say hello."""
-        label = self.station.label
+        """Return one line about why the probe sent no facts."""
+        label = self.state.label
         if not self.link.ended:
             return f"no answer from {label} within {HELLO_SECONDS:.0f} s"
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2)
         self.complaints.seek(0)
-        said = self.complaints.read().decode(errors="replace")
-        return launch_ssh.describe_failure(label, self.process.returncode, said)
+        stderr = self.complaints.read().decode(errors="replace")
+        return launch_ssh.describe_failure(label, self.process.returncode, stderr)
 
     def end(self) -> None:
+        """Kill the probe and close its streams."""
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.complaints):
@@ -162,131 +176,132 @@ class Call:
             stream.close()
 
 
-def _command(station: Station, ssh: str) -> list[str]:
-    probe = [*module_flags("allstep.doctor.probe"), station.label]
+def _command(state: HostState, ssh: str) -> list[str]:
+    """Return the command that starts the probe on its host."""
+    probe = [*module_flags("allstep.doctor.probe"), state.label]
     return (
         [sys.executable, *probe]
-        if station.here
-        else launch_ssh.command_on(station.host.name, ssh, *probe)
+        if state.here
+        else launch_ssh.command_on(state.host.name, ssh, *probe)
     )
 
 
 def visit(hosts: Sequence[Host], ssh: str, iface: str | None = None) -> Visit:
-    """Go to all hosts at once.
+    """Examine all hosts at once, and the connections between them.
 
-    Nothing is raised for a host that is not well. `iface`: as in `allstep run --iface`.
+    A host that fails raises nothing; its `HostState.error` has the reason. `ssh` and `iface` are
+    those of `allstep run`: the ssh command, and the network interface (None: by route).
     """
-    stations = _side_by_side(_look_up, hosts)
+    states = _in_parallel(_look_up, hosts)
     ourselves = (
-        []
-        if any(station.here for station in stations)
-        else [Station(Host(THIS_MACHINE, 0), here=True)]
+        [] if any(state.here for state in states) else [HostState(Host(THIS_MACHINE, 0), here=True)]
     )
     token = wire.new_token()
-    calls = [
-        call for station in [*stations, *ourselves] if (call := _start(station, ssh)) is not None
-    ]
+    calls = [call for state in [*states, *ourselves] if (call := _start(state, ssh)) is not None]
     try:
-        _side_by_side(lambda call: _ask(call, token), calls)
-        _choose_addresses([call.station for call in calls], iface)
-        able = [call for call in calls if call.station.well]
-        tried = _side_by_side(
+        _in_parallel(lambda call: _ask(call, token), calls)
+        _choose_addresses([call.state for call in calls], iface)
+        able = [call for call in calls if call.state.well]
+        tried = _in_parallel(
             lambda call: _try(call, able, token, iface),
-            [call for call in able if call.station in stations],
+            [call for call in able if call.state in states],
         )
     finally:
         for call in calls:
             call.end()
-    return Visit(stations, [connection for some in tried for connection in some])
+    return Visit(states, [connection for some in tried for connection in some])
 
 
-def _side_by_side(do: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
+def _in_parallel(do: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
+    """Call `do` for all items in threads; return the results in order."""
     with ThreadPoolExecutor(64) as pool:
         return list(pool.map(do, items))
 
 
-def _look_up(host: Host) -> Station:
-    """The name as it is known here; one that only ssh's configuration knows is fine."""
+def _look_up(host: Host) -> HostState:
+    """Resolve the host's name here. A name that only ssh's configuration knows is no error."""
     found = resolve(host.label)
-    return Station(host, here=found is not None and is_here(host.name), resolves_to=found)
+    return HostState(host, here=found is not None and is_here(host.name), resolves_to=found)
 
 
-def _start(station: Station, ssh: str) -> Call | None:
+def _start(state: HostState, ssh: str) -> Call | None:
+    """Start the probe; on failure record the error of the host and return None."""
     try:
-        return Call(station, ssh)
+        return Call(state, ssh)
     except (OSError, ValueError) as error:
-        program = launch_ssh.split_command(ssh)[0] if not station.here else sys.executable
-        station.error = (
-            f"cannot start {program!r} to reach {station.label}:"
+        program = launch_ssh.split_command(ssh)[0] if not state.here else sys.executable
+        state.error = (
+            f"cannot start {program!r} to reach {state.label}:"
             f" {getattr(error, 'strerror', None) or error}"
         )
         return None
 
 
 def _ask(call: Call, token: str) -> None:
-    """What is there, a port that listens, the clock."""
-    station = call.station
+    """Receive the probe's facts, let it listen on a port, and read its clock."""
+    state = call.state
     hello = call.wait_for(ProbeHello, HELLO_SECONDS)
     if hello is None:
-        station.error = station.error or call.why_not()
+        state.error = state.error or call.why_not()
         return
-    station.seconds = time.monotonic() - call.began
-    station.facts = asdict(hello)
+    state.seconds = time.monotonic() - call.began
+    state.facts = asdict(hello)
     call.link.send(Listen(token))
     listening = call.wait_for(Listening, ANSWER_SECONDS)
     asked = time.time()
     call.link.send(AskClock())
     clock = call.wait_for(Clock, ANSWER_SECONDS)
     if listening is None or clock is None:
-        station.error = (
-            station.error
-            or f"{station.label} answered once and then fell silent for {ANSWER_SECONDS:.0f} s"
+        state.error = (
+            state.error
+            or f"{state.label} answered once, then sent nothing for {ANSWER_SECONDS:.0f} s"
         )
         return
-    station.port = listening.port
-    station.clock_offset = clock.now - (asked + time.time()) / 2
+    state.port = listening.port
+    state.clock_offset = clock.now - (asked + time.time()) / 2
 
 
-def _choose_addresses(stations: list[Station], iface: str | None) -> None:
-    """Where a run would look for each: at the address that ssh found; here, at the one from which
-    we reach the others."""
+def _choose_addresses(states: list[HostState], iface: str | None) -> None:
+    """Set the address at which a run would reach each host.
+
+    That is the address that ssh connected to; for this machine, the one from which it reaches the
+    others. `iface` selects the address of that interface instead.
+    """
     if iface:
-        for station in stations:
-            _take_address_of(station, iface)
+        for state in states:
+            _take_address_of(state, iface)
         return
     remote = [
-        str(found)
-        for station in stations
-        if (found := station.facts.get("address")) and not station.here
+        str(found) for state in states if (found := state.facts.get("address")) and not state.here
     ]
-    for station in stations:
-        if station.here:
-            station.address = next(
+    for state in states:
+        if state.here:
+            state.address = next(
                 (source for a in remote if (source := machine.route_to(a))), "127.0.0.1"
             )
-        elif station.well:
-            station.address = station.facts["address"]
+        elif state.well:
+            state.address = state.facts["address"]
 
 
-def _take_address_of(station: Station, iface: str) -> None:
-    if not station.well:
+def _take_address_of(state: HostState, iface: str) -> None:
+    """Set the address to that of the interface; record an error if the host does not have it."""
+    if not state.well:
         return
-    interfaces = station.facts["network"]["interfaces"]
+    interfaces = state.facts["network"]["interfaces"]
     found = interfaces.get(iface)
     if found:
-        station.address = found[0]
-    elif station.label != THIS_MACHINE:
+        state.address = found[0]
+    elif state.label != THIS_MACHINE:
         known = ", ".join(name for name, addresses in interfaces.items() if addresses)
-        station.error = (
-            f"--iface {iface}: {station.label} has no such interface with an address; it has"
-            f" {known}"
+        state.error = (
+            f"--iface {iface}: {state.label} has no such interface with an address; it has {known}"
         )
 
 
-def _try(call: Call, everyone: list[Call], token: str, iface: str | None) -> list[Connection]:
-    """From one host to all others at once."""
-    source = call.station
-    others = [other.station for other in everyone if other is not call]
+def _try(call: Call, calls: list[Call], token: str, iface: str | None) -> list[Connection]:
+    """Connect from one host to all others at once; return one result per target."""
+    source = call.state
+    others = [other.state for other in calls if other is not call]
     targets = tuple(
         Target(other.label, tuple(_addresses(other, source, iface))) for other in others
     )
@@ -296,27 +311,21 @@ def _try(call: Call, everyone: list[Call], token: str, iface: str | None) -> lis
     results = []
     while missing and (reached := call.wait_for(Reached, end - time.monotonic())) is not None:
         missing.discard(reached.to)
-        results.append(
-            Connection(
-                source.label,
-                reached.to,
-                reached.error,
-                reached.seconds,
-                reached.interface,
-                reached.address,
-            )
-        )
+        result = reached.to, reached.error, reached.seconds, reached.interface, reached.address
+        results.append(Connection(source.label, *result))
     results += [
         Connection(source.label, label, "no answer in time", 2 * CONNECT_SECONDS)
         for label in sorted(missing)
     ]
-    return sorted(
-        results, key=lambda connection: [other.label for other in others].index(connection.target)
-    )
+    order = [other.label for other in others]
+    return sorted(results, key=lambda connection: order.index(connection.target))
 
 
-def _addresses(target: Station, source: Station, iface: str | None) -> list[tuple[str, int]]:
-    """Of the launching machine a run tries all addresses, the one that ssh came from first."""
+def _addresses(target: HostState, source: HostState, iface: str | None) -> list[tuple[str, int]]:
+    """Return the addresses and port at which `source` connects to `target`, in order.
+
+    For the launching machine, a run tries all its addresses, the one that ssh came from first.
+    """
     assert target.port is not None
     found: list[Any] = [target.address]
     if target.host.name == THIS_MACHINE and not source.here:

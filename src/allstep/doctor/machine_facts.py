@@ -1,8 +1,7 @@
-"""What the kernel and the container give us: cores, memory, shared memory, open files, folders,
-names and addresses.
+"""Facts from the kernel and the container: cores, shared memory, open files, folders, network.
 
-Everything here is quick, loads no torch and starts no program, so a probe on another host can tell
-the same of itself.
+All functions are fast, import no torch and start no program, so that a probe can call them on
+another host.
 """
 
 import os
@@ -16,55 +15,66 @@ from allstep import machine
 from allstep.process.thread_call import CallTimeout, call_within
 
 _CGROUP = Path("/sys/fs/cgroup")
-_NO_LIMIT = 1 << 60  # version 1 of cgroups writes a number near 2**63 for "none"
+# cgroups v1 report a number near 2**63 for "no limit".
+_NO_LIMIT = 1 << 60
 _RESOLVE_SECONDS = 4.0
 
 
 @dataclass(frozen=True)
 class Cores:
-    """Whole machine; our affinity mask; the cgroup's quota of CPU time; what is left of it for us."""
+    """Numbers of cores: of the machine, and what this process may use of them."""
 
     machine: int
+    """Cores of the machine."""
     affinity: int
+    """Cores in the affinity mask of this process."""
     quota: float | None
+    """CPU time that the cgroup allows, in cores; None: no quota."""
     allowed: int
+    """Cores that this process may use, with mask and quota."""
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Bytes of /dev/shm (None where there is none), and whether memfd_create, which needs none,
-    works."""
+    """Shared memory that ranks of this host can use."""
 
     size: int | None
+    """Bytes of /dev/shm; None if it does not exist."""
     free: int | None
+    """Free bytes of /dev/shm; None if it does not exist."""
     memfd: bool
+    """Whether memfd_create works; it does not need /dev/shm."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """Our interfaces with their addresses, our name, and what it resolves to (None: the name server
-    did not answer in time)."""
+    """Name and addresses of this machine."""
 
     hostname: str
     resolves_to: list[str] | None
+    """Addresses of the host name; None: the name server did not answer in time."""
     interfaces: dict[str, list[str]]
+    """Addresses by network interface."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that a run may write to, and why it cannot (None when it can)."""
+    """A folder that a run may write to."""
 
     purpose: str
     path: str
     error: str | None
+    """Reason why it cannot be written; None if it can."""
 
 
 def cores() -> Cores:
+    """Return the numbers of cores of this machine and this process."""
     mask = len(os.sched_getaffinity(0))
     return Cores(os.cpu_count() or mask, mask, machine.cpu_quota(), machine.allowed_cores())
 
 
 def shared_memory() -> SharedMemory:
+    """Return the state of /dev/shm and memfd_create."""
     try:
         shm = os.statvfs("/dev/shm")
     except OSError:
@@ -73,6 +83,7 @@ def shared_memory() -> SharedMemory:
 
 
 def _memfd_works() -> bool:
+    """Return whether memory from memfd_create can be allocated."""
     try:
         fd = os.memfd_create("allstep-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError:
@@ -87,14 +98,14 @@ def _memfd_works() -> bool:
 
 
 def network() -> Network:
+    """Return the name and addresses of this machine."""
     name = socket.gethostname()
     return Network(name, resolve(name), machine.interfaces())
 
 
 def resolve(name: str, seconds: float = _RESOLVE_SECONDS) -> list[str] | None:
-    """The addresses of a host name, [] when it has none, None when nobody answered in time."""
-    # A lookup cannot be interrupted: one that hangs is left behind in a thread that holds up
-    # nobody.
+    """Return the addresses of a host name: [] if it has none, None without an answer in time."""
+    # A lookup cannot be interrupted: one that hangs stays behind in a thread that blocks nothing.
     try:
         found = call_within(lambda: socket.getaddrinfo(name, None), seconds, "allstep-resolve")
     except CallTimeout:
@@ -105,16 +116,17 @@ def resolve(name: str, seconds: float = _RESOLVE_SECONDS) -> list[str] | None:
 
 
 def open_files() -> tuple[int, int]:
-    """How many files a process may have open: the limit in force, and up to where it may be raised."""
+    """Return the soft and the hard limit on open files of a process."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def folder(purpose: str, path: Path) -> Folder:
-    """Tries to write there, below the nearest parent that exists: a run makes what is missing."""
+    """Test whether a run can write to `path`, or to its nearest parent that exists."""
     return Folder(purpose, str(path), _why_not_writable(path))
 
 
 def _why_not_writable(path: Path) -> str | None:
+    """Return the error of a write to the nearest existing parent; None if it works."""
     try:
         while not path.exists():
             path = path.parent
@@ -125,7 +137,7 @@ def _why_not_writable(path: Path) -> str | None:
 
 
 def temporary_folder() -> Folder:
-    """The one that Python settles on; an error names what was asked for and cannot be used."""
+    """Return Python's folder for temporary files, with an error if TMPDIR cannot be used."""
     asked = os.environ.get("TMPDIR")
     try:
         path = Path(tempfile.gettempdir())

@@ -1,5 +1,4 @@
-"""The Python packages that allstep needs or can use, from its own metadata: what is declared is
-what is looked for."""
+"""The Python packages that allstep's metadata declares, with the versions that are installed."""
 
 import re
 from dataclasses import dataclass
@@ -8,27 +7,28 @@ from importlib import metadata
 
 @dataclass(frozen=True)
 class Package:
-    """`version` None: not installed.
-
-    `extra`: the extra of allstep that asks for it; None when allstep needs it.
-    `below`: the first version that is not supported, where there is an upper bound.
-    """
+    """A package that allstep needs or can use."""
 
     name: str
     least: str | None
+    """Lowest version that allstep accepts; None: any."""
     version: str | None
+    """Installed version; None: not installed."""
     extra: str | None
+    """Extra of allstep that requires it; None: allstep itself does."""
     below: str | None = None
+    """First version that allstep does not support; None: no upper bound."""
 
     @property
     def good(self) -> bool:
+        """Whether it is installed in a version that allstep accepts."""
         return self.version is not None and (
             self.least is None or at_least(self.version, self.least)
         )
 
 
 def packages() -> list[Package]:
-    """Those that allstep declares, without what only its own tests need."""
+    """Return the packages that allstep declares, without those of its extra `test`."""
     try:
         declared = metadata.requires("allstep") or []
     except metadata.PackageNotFoundError:
@@ -38,6 +38,7 @@ def packages() -> list[Package]:
 
 
 def _package(line: str) -> Package | None:
+    """Return the package of a requirement such as `torch>=2.4; extra == 'gpu'`."""
     match = re.match(
         r"([\w.-]+)(?:[^;]*?>=([\w.]+))?[^;]*(?:;.*extra == ['\"]([\w-]+)['\"])?", line
     )
@@ -48,7 +49,7 @@ def _package(line: str) -> Package | None:
 
 
 def version_of(name: str) -> str | None:
-    """The installed version, found without importing anything."""
+    """Return the installed version of a package, without importing it; None: not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -56,10 +57,11 @@ def version_of(name: str) -> str | None:
 
 
 def at_least(version: str, least: str) -> bool:
+    """Return whether `version` is `least` or later."""
     return _numbers(version) >= _numbers(least)
 
 
 def _numbers(version: str) -> list[int]:
-    """`2.13.0+cpu` as [2, 13, 0]; what follows the numbers does not count."""
+    """Return the numbers of a version, without a suffix: [2, 13, 0] for `2.13.0+cpu`."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return [int(part) for part in match[0].split(".")] if match else []

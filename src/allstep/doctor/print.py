@@ -1,4 +1,4 @@
-"""The report for people: tables on a terminal, plain lines elsewhere."""
+"""Print the report: tables on a terminal, plain lines elsewhere."""
 
 import platform
 import sys
@@ -9,7 +9,7 @@ from allstep.console.escape import escaped
 from allstep.console.quantities import nbytes
 from allstep.doctor.finding import Finding, Severity
 from allstep.doctor.host_checks import target_label
-from allstep.doctor.hosts import Station, Visit
+from allstep.doctor.hosts import HostState, Visit
 from allstep.doctor.programs import Program
 from allstep.doctor.report import Report
 
@@ -18,7 +18,7 @@ _STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NO
 
 
 def show(report: Report) -> None:
-    """Print it."""
+    """Print the report to standard output."""
     if sys.stdout.isatty():
         _tables(report)
     else:
@@ -26,7 +26,7 @@ def show(report: Report) -> None:
 
 
 def plain(report: Report) -> Iterator[str]:
-    """The report as lines of text."""
+    """Yield the report as lines of text."""
     for title, rows in sections(report):
         yield f"{title}:"
         width = max(len(name) for name, _ in rows)
@@ -39,6 +39,7 @@ def plain(report: Report) -> Iterator[str]:
 
 
 def _tables(report: Report) -> None:
+    """Print the report as tables with colors."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -52,11 +53,12 @@ def _tables(report: Report) -> None:
             table.add_row(Text(escaped(name)), Text(escaped(text, keep="\n")))
         console.print(table)
     for finding in report.findings:
-        console.print(_coloured(finding))
+        console.print(_colored(finding))
     console.print(Text(verdict(report), style="bold green" if report.ok else "bold red"))
 
 
-def _coloured(finding: Finding) -> "object":
+def _colored(finding: Finding) -> "object":
+    """Return the finding as text with the color of its severity."""
     from rich.text import Text
 
     text = Text()
@@ -67,34 +69,36 @@ def _coloured(finding: Finding) -> "object":
 
 
 def verdict(report: Report) -> str:
-    """The last line."""
+    """Return the last line: whether a run should work, and the numbers of findings."""
     counts = [
         f"{count} {kind}{'s' if count > 1 else ''}"
         for kind in Severity
         if (count := _count(report, kind))
     ]
     state = "a run should work" if report.ok else "a run would fail"
-    return f"{state} ({', '.join(counts) or 'nothing found'}; looked for {report.seconds:.1f} s)"
+    return f"{state} ({', '.join(counts) or 'nothing found'}; examined in {report.seconds:.1f} s)"
 
 
 def _count(report: Report, kind: Severity) -> int:
+    """Return the number of findings of this severity."""
     return sum(finding.severity is kind for finding in report.findings)
 
 
 def sections(report: Report) -> Iterator[tuple[str, list[Row]]]:
-    """Titles, and under each the rows to show."""
+    """Yield the sections of the report: title and rows."""
     yield "This machine", list(_machine(report))
     yield "Software", list(_software(report))
     yield "World", list(_world(report))
     if report.visit is not None:
-        yield "Hosts", [(station.label, host_text(station)) for station in report.visit.stations]
+        yield "Hosts", [(state.label, host_text(state)) for state in report.visit.states]
         if report.visit.connections:
-            yield "Connections on a fresh port", list(_matrix(report.visit))
+            yield "Connections on a free port", list(_matrix(report.visit))
 
 
 def _machine(report: Report) -> Iterator[Row]:
+    """Yield the rows about hardware, limits and folders."""
     facts = report.facts
-    cores, memory, shm, model = facts.cores, facts.memory, facts.shared_memory, facts.network
+    cores, memory, shm, network = facts.cores, facts.memory, facts.shared_memory, facts.network
     quota = "no quota" if cores.quota is None else f"quota {cores.quota:g}"
     yield (
         "cores",
@@ -112,15 +116,13 @@ def _machine(report: Report) -> Iterator[Row]:
     )
     yield "shared memory", f"{'memfd works' if shm.memfd else 'memfd does not work'}; {free}"
     yield "GPUs", "; ".join(facts.torch.devices or facts.gpus) or "none"
-    own = model.resolves_to
-    yield (
-        "host name",
-        f"{model.hostname} -> {'no answer' if own is None else ', '.join(own) or 'does not resolve'}",
-    )
+    own = network.resolves_to
+    resolved = "no answer" if own is None else ", ".join(own) or "does not resolve"
+    yield "host name", f"{network.hostname} -> {resolved}"
     yield (
         "interfaces",
         "; ".join(
-            f"{name} {', '.join(found)}" for name, found in model.interfaces.items() if found
+            f"{name} {', '.join(found)}" for name, found in network.interfaces.items() if found
         ),
     )
     yield (
@@ -132,6 +134,7 @@ def _machine(report: Report) -> Iterator[Row]:
 
 
 def _software(report: Report) -> Iterator[Row]:
+    """Yield the rows about allstep, torch, programs and packages."""
     facts = report.facts
     engine, programs = facts.torch, facts.programs
     yield "allstep", f"{__version__}, Python {platform.python_version()} ({sys.executable})"
@@ -169,15 +172,17 @@ def _software(report: Report) -> Iterator[Row]:
 
 
 def _program(program: Program) -> str:
+    """Return version and path of a program as text."""
     return f"{program.version or program.error} ({program.path})" if program.path else "none"
 
 
 def _world(report: Report) -> Iterator[Row]:
+    """Yield the rows about the launcher, what a run would use, and the trial."""
     world, choice = report.facts.world, report.facts.choice
     if world is None:
-        yield "found", "cannot be told, see the problems"
+        yield "found", "unknown, see the problems"
     elif world.launcher == "none":
-        yield "found", "no launcher has started us: a world of one"
+        yield "found", "no launcher: a world of one"
     else:
         place = (
             f"rank {world.rank} of {world.size}, local rank {world.local_rank} of"
@@ -190,12 +195,13 @@ def _world(report: Report) -> Iterator[Row]:
         f"{choice.workers}, {choice.threads} thread{'s' if choice.threads > 1 else ''} each",
     )
     yield "backend", choice.backend
-    yield "ranks meet", choice.meeting
+    yield "rendezvous", choice.meeting
     if report.trial is not None:
         yield "trial", _trial(report)
 
 
 def _trial(report: Report) -> str:
+    """Return the result of the trial as text."""
     trial = report.trial
     assert trial is not None
     if trial.error is not None:
@@ -203,24 +209,24 @@ def _trial(report: Report) -> str:
             "\n", "\n    "
         )
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in trial.phases.items())
-    return f"{trial.ranks} ranks met and summed a tensor in {trial.seconds:.1f} s ({phases})"
+    return f"{trial.ranks} ranks joined and summed a tensor in {trial.seconds:.1f} s ({phases})"
 
 
-def host_text(station: Station) -> str:
-    """What is known of a host, in one line."""
-    if station.here:
+def host_text(state: HostState) -> str:
+    """Return the facts about a host, or its error, as one line."""
+    if state.here:
         where = "this machine"
-    elif station.resolves_to:
-        where = station.resolves_to[0]
+    elif state.resolves_to:
+        where = state.resolves_to[0]
     else:
         where = (
-            "no answer from the name server" if station.resolves_to is None else "known to ssh only"
+            "no answer from the name server" if state.resolves_to is None else "known to ssh only"
         )
-    if station.error is not None:
-        return f"{where}; {station.error}"
-    facts = station.facts
-    how = "" if station.here else f"ssh and Python answer in {station.seconds:.1f} s; "
-    clock = f"clock {station.clock_offset:+.2f} s"
+    if state.error is not None:
+        return f"{where}; {state.error}"
+    facts = state.facts
+    how = "" if state.here else f"ssh and Python answer in {state.seconds:.1f} s; "
+    clock = f"clock {state.clock_offset:+.2f} s"
     return (
         f"{where}; {how}{facts['cores']['allowed']} cores, {nbytes(facts['memory']['available'])}"
         f" free; allstep {facts['allstep']}, torch {facts['torch']}, Python {facts['python']};"
@@ -229,17 +235,18 @@ def host_text(station: Station) -> str:
 
 
 def _matrix(visit: Visit) -> Iterator[Row]:
-    """One line for each host: whom it reaches, and through which interface."""
-    for station in visit.stations:
-        row = [connection for connection in visit.connections if connection.source == station.label]
+    """Yield one row per host: which hosts it reaches, and through which interface."""
+    for state in visit.states:
+        row = [connection for connection in visit.connections if connection.source == state.label]
         if row:
-            words = [f"{target_label(c)} {'ok' if c.error is None else 'FAILS'}" for c in row]
+            results = [f"{target_label(c)} {'ok' if c.error is None else 'FAILS'}" for c in row]
             through = ", ".join(sorted({c.interface for c in row if c.interface}))
             yield (
-                f"from {station.label}",
-                ", ".join(words) + (f" (through {through})" if through else ""),
+                f"from {state.label}",
+                ", ".join(results) + (f" (through {through})" if through else ""),
             )
 
 
 def _count_text(number: int) -> str:
+    """Return a limit as text; negative means unlimited."""
     return "unlimited" if number < 0 else str(number)

@@ -1,12 +1,11 @@
-"""The doctor's ear on a host: says what it finds there, listens on a fresh port as a launcher
-would, and tries to reach the others.
+"""The doctor's process on a host: reports facts, listens on a free port, connects to other probes.
 
-It runs here as a child process and on other hosts through ssh, like the launcher's agent, and
-speaks the launcher's `Link` on its standard streams. It ends when that stream ends, or after a
-minute.
+It runs on this machine as a child process and on other hosts through ssh, like the launcher's
+agent, and uses the launcher's `Link` on its standard streams. It ends when that stream ends, or
+after a minute.
 
-Its messages are in `probe_messages`. A connection is one to the small store of `allstep.wire`, so a
-port that answers is known to be the right one.
+Its messages are in `probe_messages`. It listens with the small store of `allstep.wire`, as a
+launcher would, so that a connection proves that the right process answers.
 """
 
 import os
@@ -37,7 +36,7 @@ LIFE_SECONDS = 60.0
 
 
 class Probe:
-    """Answers until the other side is gone."""
+    """Answers the doctor's requests until the link ends or `LIFE_SECONDS` have passed."""
 
     def __init__(self, link: Link, label: str) -> None:
         self.link = link
@@ -45,6 +44,7 @@ class Probe:
         self.server: wire.Server | None = None
 
     def run(self) -> None:
+        """Send the facts, then answer requests."""
         self.link.send(_facts())
         end = time.monotonic() + LIFE_SECONDS
         while not self.link.ended and time.monotonic() < end:
@@ -54,6 +54,7 @@ class Probe:
                 self._answer(message)
 
     def _answer(self, message: Message) -> None:
+        """Handle one request; connections are opened in threads."""
         match message:
             case Listen():
                 self.server = wire.Server(message.token, "")
@@ -67,12 +68,12 @@ class Probe:
                     threading.Thread(target=self._connect, args=arguments, daemon=True).start()
 
     def _connect(self, target: Target, token: str, seconds: float) -> None:
+        """Connect to a probe and send the result."""
         self.link.send(reach(target, token, seconds))
 
 
 def reach(target: Target, token: str, seconds: float) -> Reached:
-    """Try to open a connection to a probe: seconds and the interface of ours that leads there, or
-    the error."""
+    """Connect to a probe; return seconds, local interface and address used, or the error."""
     began = time.monotonic()
     try:
         client = wire.Client(list(target.addresses), token, seconds)
@@ -83,12 +84,14 @@ def reach(target: Target, token: str, seconds: float) -> Reached:
     except OSError as reason:
         error = str(reason).replace("no store within", "no answer within")
         return Reached(target.label, error, time.monotonic() - began, None, None)
-    stranger = None if who == target.label else f"{who} answered in its place"
-    return Reached(target.label, stranger, time.monotonic() - began, interface, address)
+    wrong = None if who == target.label else f"{who} answered in its place"
+    return Reached(target.label, wrong, time.monotonic() - began, interface, address)
 
 
 def _facts() -> ProbeHello:
-    ssh = os.environ.get("SSH_CONNECTION", "").split()  # the doctor's address and port, then ours
+    """Return the facts about this host."""
+    # SSH_CONNECTION has the doctor's address and port, then ours.
+    ssh = os.environ.get("SSH_CONNECTION", "").split()
     remote = len(ssh) == 4
     return ProbeHello(
         allstep=__version__,
@@ -103,10 +106,10 @@ def _facts() -> ProbeHello:
 
 
 def main() -> None:
-    """The doctor is at the other end of the standard streams."""
+    """Run the probe on the standard streams, which are the link to the doctor."""
     _, label = sys.argv
     to_doctor = os.dup(1)
-    # A stray print must not get between the messages.
+    # A stray print must not mix with the messages.
     os.dup2(2, 1)
     try:
         Probe(Link(0, to_doctor, TO_PROBE), label).run()

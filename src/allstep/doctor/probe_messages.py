@@ -1,11 +1,11 @@
 """The messages between the doctor and its probes; `launch.messages` has the format and the checks.
 
-========  ======================================================================================
-to it     `Listen`, `AskClock`, `Connect`
-from it   `ProbeHello`, `Listening`, `Clock`, `Reached` (one for each target of `Connect`)
-========  ======================================================================================
+==========  ====================================================================================
+to probe    `Listen`, `AskClock`, `Connect`
+to doctor   `ProbeHello`, `Listening`, `Clock`, `Reached` (one for each target of `Connect`)
+==========  ====================================================================================
 
-A probe of another version is not refused: that versions differ is one of the doctor's findings.
+A probe of another version is accepted: different versions are one of the doctor's findings.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ from allstep.launch.messages import Message, channel
 
 @dataclass(frozen=True, slots=True)
 class ProbeHello(Message):
-    """What the probe finds on its host. doctor_address, address: as ssh shows both ends."""
+    """Facts about the probe's host.
+
+    `doctor_address` and `address` are the two ends of the ssh connection; None without ssh.
+    """
 
     kind: ClassVar[str] = "hello"
     allstep: str
@@ -31,7 +34,7 @@ class ProbeHello(Message):
 
 @dataclass(frozen=True, slots=True)
 class Listen(Message):
-    """Serve a small store with this token on a fresh port."""
+    """Request to serve a small store with this token on a free port."""
 
     kind: ClassVar[str] = "listen"
     token: str
@@ -39,7 +42,7 @@ class Listen(Message):
 
 @dataclass(frozen=True, slots=True)
 class Listening(Message):
-    """The store is there."""
+    """Answer to `Listen`: the port of the store."""
 
     kind: ClassVar[str] = "listening"
     port: int
@@ -47,14 +50,14 @@ class Listening(Message):
 
 @dataclass(frozen=True, slots=True)
 class AskClock(Message):
-    """Return the time."""
+    """Request for the time."""
 
     kind: ClassVar[str] = "clock"
 
 
 @dataclass(frozen=True, slots=True)
 class Clock(Message):
-    """The time there, in seconds since 1970."""
+    """Answer to `AskClock`: the time on the probe's host, in seconds since 1970."""
 
     kind: ClassVar[str] = "clock"
     now: float
@@ -70,7 +73,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Connect(Message):
-    """Try to reach these probes, each within so many seconds."""
+    """Request to connect to the stores of other probes, within `seconds` each."""
 
     kind: ClassVar[str] = "connect"
     token: str
@@ -80,7 +83,11 @@ class Connect(Message):
 
 @dataclass(frozen=True, slots=True)
 class Reached(Message):
-    """How an attempt ended. error: None when it worked. interface, address: the way to it."""
+    """Result of one connection attempt.
+
+    `to` is the label of the target, `error` None on success, `interface` the local interface and
+    `address` the address of the target that were used.
+    """
 
     kind: ClassVar[str] = "reached"
     to: str

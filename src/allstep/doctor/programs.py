@@ -1,6 +1,6 @@
-"""Programs of the system that a run may use: which one the PATH finds, and its version.
+"""Programs of the system that a run may use: their path and version.
 
-All are asked at once, with a time limit.
+All of them are started at once, with a timeout.
 """
 
 import os
@@ -15,12 +15,15 @@ _SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Program:
-    """`path` None: not installed. `version`: in its own words, or `error`: why it did not say."""
+    """A program that the PATH may have."""
 
     name: str
     path: str | None
+    """Its file; None: not installed."""
     version: str | None = None
+    """Its version, as the program prints it; None if unknown."""
     error: str | None = None
+    """Reason why the version is unknown."""
 
 
 _ASKED = {
@@ -32,12 +35,13 @@ _ASKED = {
 
 
 def programs() -> dict[str, Program]:
-    """Every program that we know how to use."""
+    """Return every program that a run may use, by name."""
     with ThreadPoolExecutor(len(_ASKED)) as pool:
         return dict(zip(_ASKED, pool.map(find, _ASKED), strict=True))
 
 
 def find(name: str) -> Program:
+    """Find a program on the PATH and run it for its version."""
     path = shutil.which(name)
     if path is None:
         return Program(name, None)
@@ -50,6 +54,7 @@ def find(name: str) -> Program:
 
 
 def _version(path: str, arguments: list[str]) -> str:
+    """Return the version that the program prints; raise SubprocessError if it fails."""
     done = subprocess.run(
         [path, *arguments],
         stdin=subprocess.DEVNULL,
@@ -59,22 +64,21 @@ def _version(path: str, arguments: list[str]) -> str:
         timeout=_SECONDS,
         env={**os.environ, "LC_ALL": "C", "RES_OPTIONS": "timeout:1 attempts:1"},
     )
-    said = (done.stdout or done.stderr).strip()
-    if "configuration source" in said:
+    output = (done.stdout or done.stderr).strip()
+    if "configuration source" in output:
         raise subprocess.SubprocessError("installed, but no Slurm is configured on this machine")
     if done.returncode:
         raise subprocess.SubprocessError(
-            said.partition("\n")[0] or f"ended with exit code {done.returncode}"
+            output.partition("\n")[0] or f"ended with exit code {done.returncode}"
         )
-    hydra = re.search(
-        r"^\s*Version:\s*(\S+)", said, re.MULTILINE
-    )  # MPICH's first line says nothing
-    if "HYDRA" in said and hydra:
+    # MPICH's first line does not have the version.
+    hydra = re.search(r"^\s*Version:\s*(\S+)", output, re.MULTILINE)
+    if "HYDRA" in output and hydra:
         return f"MPICH {hydra[1]}"
-    return said if "nvidia" in path else said.partition("\n")[0]
+    return output if "nvidia" in path else output.partition("\n")[0]
 
 
 def gpus(found: dict[str, Program]) -> list[str]:
-    """The GPUs that NVIDIA's driver knows, a line each."""
+    """Return one line per GPU that NVIDIA's driver lists: name, memory, driver version."""
     lines = (found["nvidia-smi"].version or "").splitlines()
     return [line.strip() for line in lines if line.count(",") == 2]

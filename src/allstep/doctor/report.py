@@ -1,4 +1,4 @@
-"""The whole examination, in one visible place."""
+"""Run the whole examination and collect it in a `Report`."""
 
 import platform
 import sys
@@ -24,21 +24,25 @@ from allstep.world import World
 
 @dataclass(frozen=True)
 class Report:
-    """What was found. `trial` and `visit` are None when they were not asked for."""
+    """Result of an examination."""
 
     facts: Facts
     trial: Trial | None
+    """Result of the trial run; None if it was skipped."""
     visit: Visit | None
+    """What was found on the hosts; None if no hosts were named."""
     findings: list[Finding]
+    """All findings: problems, then warnings, then notes."""
     seconds: float
+    """Duration of the examination."""
 
     @property
     def ok(self) -> bool:
-        """Whether a run would work, as far as we can see."""
+        """Whether no problem was found, so that a run should work."""
         return all(finding.severity is not Severity.PROBLEM for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain values."""
+        """Return the whole report as plain values for JSON."""
         facts = asdict(self.facts)
         return {
             "ok": self.ok,
@@ -49,10 +53,8 @@ class Report:
             "world_error": facts["world_error"],
             "use": facts["choice"],
             "trial": asdict(self.trial) if self.trial else None,
-            "hosts": [asdict(station) for station in self.visit.stations] if self.visit else [],
-            "connections": [asdict(connection) for connection in self.visit.connections]
-            if self.visit
-            else [],
+            "hosts": list(map(asdict, self.visit.states)) if self.visit else [],
+            "connections": list(map(asdict, self.visit.connections)) if self.visit else [],
             "findings": [finding._asdict() for finding in self.findings],
             "seconds": self.seconds,
         }
@@ -74,22 +76,25 @@ _MACHINE = (
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user wants to be looked at.
-
-    `ssh` and `iface` as in `allstep run`; quick: no trial run.
-    """
+    """What the user wants to examine."""
 
     hosts: Sequence[Host] = ()
+    """Hosts to examine besides this machine."""
     ssh: str = "ssh"
+    """ssh command for other hosts, as in `allstep run --ssh`."""
     iface: str | None = None
+    """Network interface between the hosts, as in `allstep run --iface`; None: by route."""
     quick: bool = False
+    """Skip the trial run."""
     launcher: str | None = None
+    """Launcher to trust for rank and size; None: detect."""
 
 
 def examine(asked: Asked) -> Report:
-    """Look at everything; with hosts, also at them."""
+    """Examine this machine and the hosts of `asked`, run the trial, and return the report."""
     began = time.monotonic()
-    look = Look()  # importing torch takes longest: everything else happens meanwhile
+    # Importing torch takes longest; everything else happens meanwhile.
+    look = Look()
     there = visit(asked.hosts, asked.ssh, asked.iface) if asked.hosts else None
     facts = _gather(asked, look, there)
     findings = checks.find_all(facts)
@@ -101,9 +106,10 @@ def examine(asked: Asked) -> Report:
 
 
 def _try(asked: Asked, facts: Facts, findings: Sequence[Finding]) -> Trial | None:
-    """Inside a world the other ranks wait for us.
+    """Run the trial, or return None if it is skipped.
 
-    Else a trial after a problem would only say it once more, and slowly.
+    In a world of several ranks it always runs, because the other ranks wait in it. Otherwise it is
+    skipped after a problem, which it would only repeat, slowly.
     """
     if asked.quick:
         return None
@@ -115,8 +121,10 @@ def _try(asked: Asked, facts: Facts, findings: Sequence[Finding]) -> Trial | Non
 
 
 def follow(asked: Asked) -> bool:
-    """In the ranks of a world but the first: take part in its trial, and leave the talking to rank
-    0. False in all others."""
+    """Join the trial of rank 0 and return True; on rank 0, or without a world, return False.
+
+    Only rank 0 prints a report; a rank whose trial fails prints one line with the error.
+    """
     world, _ = _detect(asked.launcher)
     if world is None or world.rank == 0:
         return False
@@ -126,10 +134,11 @@ def follow(asked: Asked) -> bool:
 
 
 def _gather(asked: Asked, look: Look, there: Visit | None) -> Facts:
+    """Collect all facts about this machine and this process."""
     world, world_error = _detect(asked.launcher)
     found = programs.programs()
     engine = look.result()
-    others = any(not station.here for station in there.stations) if there else False
+    others = any(not state.here for state in there.states) if there else False
     return Facts(
         cores=machine_facts.cores(),
         memory=machine.memory(),
@@ -151,6 +160,7 @@ def _gather(asked: Asked, look: Look, there: Visit | None) -> Facts:
 
 
 def _detect(launcher: str | None) -> tuple[World | None, str | None]:
+    """Return the world and None, or None and the error of its detection."""
     try:
         return World.detect(launcher), None
     except WorldError as error:
@@ -158,6 +168,7 @@ def _detect(launcher: str | None) -> tuple[World | None, str | None]:
 
 
 def _folders() -> list[machine_facts.Folder]:
+    """Return the folders that a run may write to, tested."""
     from allstep.data.cache import cache_folder
 
     return [

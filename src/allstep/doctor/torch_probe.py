@@ -1,7 +1,7 @@
-"""torch, looked at from a process of its own: an import that hangs, crashes or is killed must not
-take the doctor with it.
+"""Facts about torch, from a separate process.
 
-`look` starts this module; as a program it imports torch and prints what it found as a line of JSON.
+An import of torch that hangs, crashes or is killed must not end the doctor. `Look` starts this
+module as a program, which imports torch and prints the facts as a line of JSON.
 """
 
 import json
@@ -18,19 +18,25 @@ _MARK = "allstep-doctor-engine "
 
 @dataclass(frozen=True)
 class Engine:
-    """What torch says of itself. `error` is set, and the rest empty, when it cannot be imported."""
+    """Facts about torch. If it cannot be imported, `error` is set and the rest is empty."""
 
     version: str | None = None
     error: str | None = None
+    """Reason why torch cannot be imported."""
     backends: dict[str, bool] = field(default_factory=dict)
-    cuda: str | None = None  # the CUDA (or ROCm) version that torch was built for
+    """Backends of torch.distributed, and whether this build has them."""
+    cuda: str | None = None
+    """CUDA (or ROCm) version that torch was built for; None: CPU only."""
     devices: list[str] = field(default_factory=list)
+    """Accelerators that torch can use."""
     device_error: str | None = None
+    """Reason why CUDA cannot be used although torch was built for it."""
     runtime_folder_error: str | None = None
+    """Reason why the folder of the rendezvous under mpirun and srun cannot be used."""
 
 
 class Look:
-    """An import of torch under way; `result` waits for it."""
+    """A running import of torch in another process; `result` waits for it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -44,6 +50,7 @@ class Look:
         )
 
     def result(self) -> Engine:
+        """Wait for the import and return the facts, or the error of the process."""
         try:
             out, err = self._process.communicate(timeout=_SECONDS)
         except subprocess.TimeoutExpired:
@@ -53,7 +60,7 @@ class Look:
         lines = [line for line in out.splitlines() if line.startswith(_MARK)]
         if lines:
             return Engine(**json.loads(lines[-1].removeprefix(_MARK)))
-        last = (err.strip() or "it said nothing").splitlines()[-1]
+        last = (err.strip() or "no output").splitlines()[-1]
         code = self._process.returncode
         return Engine(
             error=f"{last} (exit code {code})"
@@ -63,6 +70,7 @@ class Look:
 
 
 def _describe() -> Engine:
+    """Import torch and return the facts about it."""
     import torch
     import torch.distributed as dist
 
@@ -84,8 +92,7 @@ def _describe() -> Engine:
 
 
 def _devices(torch: Any) -> tuple[list[str], str | None]:
-    """The accelerators that torch can use, and why CUDA cannot be used where torch was built for
-    it."""
+    """Return the usable accelerators, and the error of CUDA if torch was built for it."""
     found = [
         f"cuda:{index} {torch.cuda.get_device_name(index)}"
         for index in range(torch.cuda.device_count())
@@ -104,6 +111,7 @@ def _devices(torch: Any) -> tuple[list[str], str | None]:
 
 
 def _runtime_folder_error() -> str | None:
+    """Return the reason why the run-time folder cannot be used; None if it can."""
     try:
         from allstep.comm.join.rendezvous import runtime_folder
 

@@ -1,4 +1,4 @@
-"""What each rank of the trial does: join the others, sum the ranks with them, and say how it went."""
+"""One rank of the trial run: join the world, allreduce a tensor, report the times."""
 
 import json
 import time
@@ -9,8 +9,12 @@ from allstep.world import World
 MARK = "allstep-doctor-trial "
 
 
-def take_part(launcher: str | None = None) -> tuple[World, dict[str, float]]:
-    """Join, sum, leave: our place, and the seconds of each."""
+def run_rank(launcher: str | None = None) -> tuple[World, dict[str, float]]:
+    """Join the world, sum a tensor over the ranks and leave.
+
+    Return the world and the seconds of import, init and allreduce. Raise AllstepError if the sum is
+    wrong.
+    """
     began = time.monotonic()
     import torch
     import torch.distributed as dist
@@ -35,7 +39,8 @@ def take_part(launcher: str | None = None) -> tuple[World, dict[str, float]]:
 
 
 def main() -> None:
-    world, seconds = take_part()
+    """Run this rank; rank 0 prints its times as a marked line of JSON."""
+    world, seconds = run_rank()
     if world.rank == 0:
         print(MARK + json.dumps(seconds), flush=True)
 

@@ -1,5 +1,4 @@
-"""A small real run: ranks are started by `allstep run` as for any other run, meet, and sum a
-tensor."""
+"""A small real run: `allstep run` starts ranks that join a world and sum a tensor."""
 
 import contextlib
 import json
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allstep.doctor.finding import Finding, problem
-from allstep.doctor.trial_rank import MARK, take_part
+from allstep.doctor.trial_rank import MARK, run_rank
 from allstep.launch import Host
 from allstep.limits import read_limits
 from allstep.process.python import run_module
@@ -23,17 +22,19 @@ _EXTRA_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Trial:
-    """How it went.
-
-    `phases`: seconds that rank 0 spent in import, init and allreduce. `error` None: it went well.
-    """
+    """Result of a trial run."""
 
     ranks: int
+    """Number of ranks."""
     seconds: float
+    """Duration of the trial."""
     phases: dict[str, float]
+    """Seconds that rank 0 spent in import, init and allreduce."""
     error: str | None = None
+    """Error of the trial; None if it succeeded."""
 
     def findings(self) -> list[Finding]:
+        """Return a problem if the trial failed."""
         if self.error is None:
             return []
         first, *rest = [line.strip() for line in self.error.splitlines() if line.strip()]
@@ -41,14 +42,17 @@ class Trial:
         return [
             problem(
                 f"a trial of {self.ranks} ranks failed: {first}{last}",
-                "mend the problems above; else see the trial's own words",
+                "fix the problems above; if there are none, see the output of the trial",
             )
         ]
 
 
 def try_run(hosts: Sequence[Host] = (), ssh: str = "ssh", iface: str | None = None) -> Trial:
-    """Two ranks here; or one rank on each of `hosts`, two where there is one host with room for
-    them."""
+    """Run a trial of two ranks on this machine, or of one rank on each of `hosts`.
+
+    A single host with two slots or more gets two ranks. `ssh` and `iface` are those of `allstep
+    run`.
+    """
     used = (
         [host._replace(slots=1) for host in hosts]
         if len(hosts) > 1
@@ -63,33 +67,28 @@ def try_run(hosts: Sequence[Host] = (), ssh: str = "ssh", iface: str | None = No
     began = time.monotonic()
     code, out, err = _run([*command, *run_module("allstep.doctor.trial_rank")])
     seconds = time.monotonic() - began
-    said = [line.partition(MARK)[2] for line in out.splitlines() if MARK in line]
-    if code == 0 and said:
-        return Trial(ranks, seconds, json.loads(said[-1]))
-    return Trial(
-        ranks,
-        seconds,
-        {},
-        last_words(err)
-        if code is not None
-        else f"it did not end within {seconds:.0f} s\n{last_words(err)}",
-    )
+    marked = [line.partition(MARK)[2] for line in out.splitlines() if MARK in line]
+    if code == 0 and marked:
+        return Trial(ranks, seconds, json.loads(marked[-1]))
+    late = f"it did not end within {seconds:.0f} s\n" if code is None else ""
+    return Trial(ranks, seconds, {}, late + last_message(err))
 
 
 def join(size: int, launcher: str | None) -> Trial:
-    """Inside a world: do with its other ranks, which do the same, what any script would."""
+    """Run the trial as one rank of the world of this process; the other ranks call it too."""
     began = time.monotonic()
     try:
-        _, phases = take_part(launcher)
-    except Exception as error:  # whatever a rank may meet is what we came to hear
+        _, phases = run_rank(launcher)
+    # Any error that a rank can raise is a result of the trial.
+    except Exception as error:
         return Trial(size, time.monotonic() - began, {}, f"{type(error).__name__}: {error}")
     return Trial(size, time.monotonic() - began, phases)
 
 
 def _run(command: list[str]) -> tuple[int | None, str, str]:
-    """Exit code (None: out of time), standard output and error.
+    """Run the command and return exit code (None: timeout), standard output and standard error.
 
-    The launcher cleans up behind itself, even when killed.
+    The launcher ends its workers itself, even when it is killed.
     """
     process = subprocess.Popen(
         command,
@@ -101,7 +100,7 @@ def _run(command: list[str]) -> tuple[int | None, str, str]:
         env=_outside(),
     )
     try:
-        out, err = process.communicate(timeout=_patience())
+        out, err = process.communicate(timeout=_timeout())
         return process.returncode, out, err
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)
@@ -112,16 +111,18 @@ def _run(command: list[str]) -> tuple[int | None, str, str]:
         return None, out, err
 
 
-def _patience() -> float:
-    """Ranks have the start timeout to join, an hour at most; importing torch comes on top."""
+def _timeout() -> float:
+    """Return the timeout: the start timeout, at most an hour, plus time to import torch."""
     with contextlib.suppress(ValueError, RuntimeError):
         return bounded(read_limits().start) + _EXTRA_SECONDS
     return 30.0 + _EXTRA_SECONDS
 
 
 def _outside() -> dict[str, str]:
-    """Our environment as if no launcher had started us; what is wrong with the launcher's variables
-    is a finding of its own."""
+    """Return our environment without the variables of launchers.
+
+    Errors in those variables are findings of their own.
+    """
     names = {"ALLSTEP_LAUNCHER", "PMIX_RANK"}
     for launcher in LAUNCHERS.values():
         names.update(
@@ -135,9 +136,9 @@ def _outside() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in names}
 
 
-def last_words(err: str) -> str:
-    """What the launcher printed last and alone, or else the last lines."""
+def last_message(err: str) -> str:
+    """Return the launcher's last message on standard error, or else the last five lines."""
     lines = err.strip().splitlines()
     starts = [index for index, line in enumerate(lines) if line.startswith("allstep")]
     kept = lines[starts[-1] :] if starts else lines[-5:]
-    return "\n".join(kept) or "it said nothing"
+    return "\n".join(kept) or "no output"

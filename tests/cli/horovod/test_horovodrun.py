@@ -123,18 +123,23 @@ def test_a_flag_wins_over_our_own_variable_of_the_same_meaning() -> None:
 def test_every_flag_of_horovodrun_is_taken() -> None:
     """The names of the contract, section 5.1; those of `allstep run` itself are tried below."""
     flags = """
-        --num-proc 2 --disable-cache --start-timeout 1 --network-interfaces a,b --network-interface c --output-filename o
-        --verbose --config-file f -p 22 --ssh-port 22 -i k --ssh-identity-file k --fusion-threshold-mb 1 --cycle-time-ms 1
-        --cache-capacity 1 --hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather
-        --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune --autotune-log-file f
-        --autotune-warmup-samples 1 --autotune-steps-per-sample 1 --autotune-bayes-opt-max-samples 1
-        --autotune-gaussian-process-noise 1 --min-np 1 --min-num-proc 1 --max-np 1 --max-num-proc 1 --slots-per-host 1
-        --elastic-timeout 1 --reset-limit 1 --blacklist-cooldown-range 1 2 --timeline-filename f --timeline-mark-cycles
-        --no-timeline-mark-cycles --no-stall-check --stall-check --stall-check-warning-time-seconds 1
-        --stall-check-shutdown-time-seconds 1 --mpi-threads-disable --no-mpi-threads-disable --mpi-args=-x --tcp
-        --binding-args=-y --num-nccl-streams 1 --thread-affinity 1 --gloo-timeout-seconds 1 --log-level INFO
-        --log-with-timestamp --log-without-timestamp --log-hide-timestamp --no-log-hide-timestamp -prefix-timestamp
-        --prefix-output-with-timestamp --host-discovery-script s --gloo --mpi --jsrun
+        --num-proc 2 --disable-cache --start-timeout 1 --network-interfaces a,b
+        --network-interface c --output-filename o --verbose --config-file f -p 22 --ssh-port 22
+        -i k --ssh-identity-file k --fusion-threshold-mb 1 --cycle-time-ms 1 --cache-capacity 1
+        --hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather
+        --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune
+        --no-autotune --autotune-log-file f --autotune-warmup-samples 1
+        --autotune-steps-per-sample 1 --autotune-bayes-opt-max-samples 1
+        --autotune-gaussian-process-noise 1 --min-np 1 --min-num-proc 1 --max-np 1
+        --max-num-proc 1 --slots-per-host 1 --elastic-timeout 1 --reset-limit 1
+        --blacklist-cooldown-range 1 2 --timeline-filename f --timeline-mark-cycles
+        --no-timeline-mark-cycles --no-stall-check --stall-check
+        --stall-check-warning-time-seconds 1 --stall-check-shutdown-time-seconds 1
+        --mpi-threads-disable --no-mpi-threads-disable --mpi-args=-x --tcp --binding-args=-y
+        --num-nccl-streams 1 --thread-affinity 1 --gloo-timeout-seconds 1 --log-level INFO
+        --log-with-timestamp --log-without-timestamp --log-hide-timestamp
+        --no-log-hide-timestamp -prefix-timestamp --prefix-output-with-timestamp
+        --host-discovery-script s --gloo --mpi --jsrun
     """
     found = parse(*flags.split())
     assert set(found) == {flag.name for flag in FLAGS}
@@ -162,7 +167,7 @@ def test_flags_without_effect_are_named_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (
             ["--fusion-threshold-mb", "-1"],
@@ -175,14 +180,15 @@ def test_flags_without_effect_are_named_in_one_line() -> None:
         (["--gloo", "--mpi"], "--gloo and --mpi exclude each other"),
     ],
 )
-def test_a_wrong_value_is_refused(arguments: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words.replace("?", r"\?")):
+def test_a_wrong_value_is_refused(arguments: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected.replace("?", r"\?")):
         variables(parse(*arguments))
 
 
 CONFIG = """
 controller: GLOO
-params: {fusion_threshold_mb: 32, cycle_time_ms: 5, cache_capacity: 2048, hierarchical_allreduce: true}
+params:
+  {fusion_threshold_mb: 32, cycle_time_ms: 5, cache_capacity: 2048, hierarchical_allreduce: true}
 autotune: {enabled: true, log_file: log.csv, gaussian_process_noise: 0.5}
 timeline: {filename: t.json, mark_cycles: true}
 stall_check: {enabled: false, warning_time_seconds: 120}
@@ -190,10 +196,10 @@ library_options: {gloo_timeout_seconds: 7, num_nccl_streams: 2}
 logging: {level: INFO, with_timestamp: false}
 """
 SAME_AS_CONFIG = """
---gloo --fusion-threshold-mb 32 --cycle-time-ms 5 --cache-capacity 2048 --hierarchical-allreduce --autotune
---autotune-log-file log.csv --autotune-gaussian-process-noise 0.5 --timeline-filename t.json --timeline-mark-cycles
---no-stall-check --stall-check-warning-time-seconds 120 --gloo-timeout-seconds 7 --num-nccl-streams 2
---log-level INFO --log-without-timestamp
+--gloo --fusion-threshold-mb 32 --cycle-time-ms 5 --cache-capacity 2048 --hierarchical-allreduce
+--autotune --autotune-log-file log.csv --autotune-gaussian-process-noise 0.5 --timeline-filename
+t.json --timeline-mark-cycles --no-stall-check --stall-check-warning-time-seconds 120
+--gloo-timeout-seconds 7 --num-nccl-streams 2 --log-level INFO --log-without-timestamp
 """
 
 
@@ -211,7 +217,7 @@ def test_a_config_file_gives_the_same_flags(config: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("controller: lsf", "controller: 'lsf' is not one of gloo, mpi"),
         ("params: {fusion_threshold_mb: [", "is not YAML: while parsing"),
@@ -229,9 +235,9 @@ def test_a_config_file_gives_the_same_flags(config: Path) -> None:
         ('autotune: {enabled: true, log_file: "\\0"}', "NUL byte"),
     ],
 )
-def test_a_wrong_config_file_is_refused(config: Path, text: str, words: str) -> None:
+def test_a_wrong_config_file_is_refused(config: Path, text: str, expected: str) -> None:
     config.write_text(text)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=expected):
         read_config(config)
 
 
@@ -248,8 +254,8 @@ def test_unknown_keys_of_a_config_file_are_named(config: Path) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_the_workers_see_horovods_variables(config: Path) -> None:
-    """Section 6.1 for each worker, the flags, the file below the flags; and nobody takes them for a
-    second launcher."""
+    """Section 6.1 for each worker, the flags, the file below the flags; no process takes them for
+    a second launcher."""
     show = (
         "import os, allstep; print({k: v for k, v in os.environ.items() if 'HOROVOD' in k}, '|',"
         " allstep.World.detect())"
@@ -279,7 +285,7 @@ def test_the_workers_see_horovods_variables(config: Path) -> None:
 
 
 def horovodrun(*arguments: str | Path, env: dict[str, str] | None = None) -> Done:
-    """bin/horovodrun as a job script calls it: found on the PATH, beside the environment's
+    """bin/horovodrun as a job script calls it: found on the PATH, next to the environment's
     programs."""
     path = os.pathsep.join(
         [str(HOROVODRUN.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
@@ -312,7 +318,7 @@ def test_horovodrun_prints_as_horovodrun_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_time_can_stand_in_front() -> None:
+def test_lines_can_start_with_the_time() -> None:
     done = horovodrun("-np", "1", "-prefix-timestamp", "echo", "hello")
     assert done.out.endswith("[0]<stdout>:hello\n")
     assert len(done.out.partition("[0]")[0]) == len("Thu Jan  1 00:00:00 1970")
@@ -347,7 +353,7 @@ def test_version_and_check_build() -> None:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (
             ["-np", "2", "--hostfile", "f", "-H", "h:2", "true"],
@@ -377,11 +383,11 @@ def test_version_and_check_build() -> None:
         ),
     ],
 )
-def test_wrong_use_is_one_clear_line(arguments: list[str], words: str) -> None:
+def test_wrong_use_is_one_clear_line(arguments: list[str], expected: str) -> None:
     done = horovodrun(*arguments)
     assert done.code == 2
     assert done.err.count("\n") == 1, done.err
-    assert words in done.err
+    assert expected in done.err
 
 
 @pytest.mark.usefixtures("processes")
