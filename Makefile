@@ -1,11 +1,15 @@
-# make demo | make quick | make test | make check | make soak | make bench: each installs what it needs first; a
-# second call is fast.
+# make demo | quick | test | check | soak | bench | release: each installs what it needs first; a second
+# call is fast.
 PYTHON ?= python3
-VENV := .venv
+# TORCH=2.13 installs that version instead of the pinned one, in an environment of its own. A version of torch may name
+# the one sympy it works with.
+TORCH ?=
+OTHER_TORCH := $(if $(TORCH),s/^torch==.*/torch==$(TORCH)/;/^sympy==/d)
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo quick test check soak bench install system clean
+.PHONY: demo quick test check soak bench release install system clean
 
 # Four epochs of the default recipe, and a page to look at.
 demo: install
@@ -28,9 +32,14 @@ check: install
 	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/changelog check
 
 bench: install
 	$(BIN)/allstep bench launch
+
+# Version, changelog, sdist and wheel, commit and tag, all of it local: make release VERSION=0.1.0
+release: install
+	@$(BIN)/python tools/release $(VERSION)
 
 install: system $(STAMP)
 
@@ -39,9 +48,10 @@ system:
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt hatchling editables
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test]'
+	sed -e '$(OTHER_TORCH)' constraints.txt >$(VENV)/constraints.txt
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[test]'
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-torch-* build dist .pytest_cache .mypy_cache .ruff_cache

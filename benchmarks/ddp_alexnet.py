@@ -1,17 +1,15 @@
 """The claim about unmodified DDP: AlexNet on two workers of one host, backend "allstep" beside
 backend "gloo".
 
-    python benchmarks/ddp_alexnet.py [--workers 2] [--batch 32] [--turns 9] [--steps 3] [--json
-    FILE]
+    python benchmarks/ddp_alexnet.py [--workers 2] [--batch 32] [--turns 9] [--steps 3] [--json FILE]
 
 Both backends train in the same processes: two groups of the same ranks, and on each a DDP around a
-copy of the same net, with SGD and momentum. They take turns of a few steps, so that a busy moment
+copy of the same model, with SGD and momentum. They take turns of a few steps, so that a busy moment
 of the machine hits both alike; a first turn warms up and does not count. A turn lasts as long as
-its slowest worker needs, and its speed is the pictures of all workers by that time. One torch
-thread per worker, batch 32 a worker, pictures of 224 x 224 that are made up before the clock
-starts.
+its slowest worker needs, and its speed is the images of all workers by that time. One torch thread
+per worker, batch 32 a worker, images of 224 x 224 that are made up before the clock starts.
 
-At each step both see the same pictures and draw the same dropout, so their losses must be the same;
+At each step both see the same images and draw the same dropout, so their losses must be the same;
 they are printed side by side. Losses that differ by more than float32 rounding end the run with
 status 1. A missed target does not: this is a measurement.
 """
@@ -36,24 +34,24 @@ from allstep.bench.result import Row, document
 from allstep.bench.script import parsed, positive, run_as_workers
 from allstep.models import AlexNet
 
-TARGET = 1.08  # times as many pictures per second as on Gloo
+TARGET = 1.08  # times as many images per second as on Gloo
 BACKENDS = ("allstep", "gloo")
 SAME_LOSS = 1e-5  # relative; two ranks add the same two numbers on either backend
 
 
 @dataclass
 class Trainee:
-    """A copy of the net on one backend, and what was seen of it."""
+    """A copy of the model on one backend, and what was seen of it."""
 
-    net: nn.Module
+    model: nn.Module
     optimizer: torch.optim.Optimizer
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
-    def step(self, pictures: Tensor, labels: Tensor, seed: int) -> Tensor:
+    def step(self, images: Tensor, labels: Tensor, seed: int) -> Tensor:
         torch.manual_seed(seed)  # of the dropout
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.net(pictures), labels)
+        loss = nn.functional.cross_entropy(self.model(images), labels)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -73,11 +71,11 @@ class Trainee:
 
 def trainees() -> dict[str, Trainee]:
     torch.manual_seed(0)
-    net = AlexNet()
+    model = AlexNet()
     found = {}
     for backend in BACKENDS:
         wrapped = DistributedDataParallel(
-            copy.deepcopy(net), process_group=dist.new_group(backend=backend)
+            copy.deepcopy(model), process_group=dist.new_group(backend=backend)
         )
         found[backend] = Trainee(
             wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
@@ -86,7 +84,7 @@ def trainees() -> dict[str, Trainee]:
 
 
 def batches_of(turn: int, rank: int, options: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
-    """Made-up pictures and labels, the same whenever this rank asks for this turn."""
+    """Made-up images and labels, the same whenever this rank asks for this turn."""
     chance = torch.Generator().manual_seed(1000 * turn + rank)
     shape = (options.batch, 3, 224, 224)
     return [
@@ -106,7 +104,7 @@ def measure(options: argparse.Namespace, rank: int) -> dict[str, Trainee]:
 
 def show(both: dict[str, Trainee], options: argparse.Namespace) -> int:
     """The losses, the table, and the exit status."""
-    pictures = options.workers * options.batch * options.steps
+    images = options.workers * options.batch * options.steps
     rows = {name: Row(name, tuple(trainee.seconds[1:])) for name, trainee in both.items()}
     ratio = rows["gloo"].median / rows["allstep"].median
     furthest = _show_losses(both)
@@ -115,7 +113,7 @@ def show(both: dict[str, Trainee], options: argparse.Namespace) -> int:
         table.add_column(head, justify="right")
     for row in rows.values():
         speeds = [
-            f"{pictures / seconds:.1f}"
+            f"{images / seconds:.1f}"
             for seconds in (row.median, max(row.seconds), min(row.seconds))
         ]
         table.add_row(row.name, *speeds, f"{rows['gloo'].median / row.median:.3f}")
@@ -156,7 +154,7 @@ def _show_losses(both: dict[str, Trainee]) -> float:
 def _as_json(
     rows: dict[str, Row], both: dict[str, Trainee], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    pictures = options.workers * options.batch * options.steps
+    images = options.workers * options.batch * options.steps
     return [
         {
             "name": name,
@@ -164,7 +162,7 @@ def _as_json(
             "batch_per_worker": options.batch,
             "steps_per_turn": options.steps,
             "seconds": list(row.seconds),
-            "images_per_second": pictures / row.median,
+            "images_per_second": images / row.median,
             "speed": {"gloo": rows["gloo"].median / row.median},
             "target": {"gloo": TARGET} if name == "allstep" else {},
             "losses": both[name].losses,
@@ -179,7 +177,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=positive, default=2, help="on this host; 2")
     parser.add_argument(
-        "--batch", type=positive, default=32, help="pictures of a worker at a step; 32"
+        "--batch", type=positive, default=32, help="images of a worker at a step; 32"
     )
     parser.add_argument(
         "--turns", type=positive, default=9, help="that count, after one that does not; 9"

@@ -110,15 +110,15 @@ class Found:
         }
 
 
-def with_gradients(net: nn.Module, chance: torch.Generator) -> list[Tensor]:
-    """The net's parameters get gradients, of the order of real ones; these."""
-    gradients = [torch.randn(each.shape, generator=chance) * 0.01 for each in net.parameters()]
-    put(gradients, net)
+def with_gradients(model: nn.Module, chance: torch.Generator) -> list[Tensor]:
+    """The model's parameters get gradients, of the order of real ones; these."""
+    gradients = [torch.randn(each.shape, generator=chance) * 0.01 for each in model.parameters()]
+    put(gradients, model)
     return gradients
 
 
-def put(gradients: list[Tensor], net: nn.Module) -> None:
-    for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+def put(gradients: list[Tensor], model: nn.Module) -> None:
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient
 
 
@@ -127,9 +127,9 @@ def put(gradients: list[Tensor], net: nn.Module) -> None:
 
 def alone(options: argparse.Namespace) -> list[Found]:
     """All contenders work on the same weights and gradients, each with a state of its own."""
-    net = resnet50()
-    with_gradients(net, torch.Generator().manual_seed(0))
-    optimizers = {name: make(groups(net)) for name, make in CONTENDERS.items()}
+    model = resnet50()
+    with_gradients(model, torch.Generator().manual_seed(0))
+    optimizers = {name: make(groups(model)) for name, make in CONTENDERS.items()}
     seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for _ in range(options.turns + 1):
         for name, optimizer in optimizers.items():
@@ -146,10 +146,10 @@ def alone(options: argparse.Namespace) -> list[Found]:
 
 @dataclass
 class Worker:
-    """A copy of the net on this rank, whose optimizer shares its weights with the other rank's, or
+    """A copy of the model on this rank, whose optimizer shares its weights with the other rank's, or
     does not."""
 
-    net: nn.Module
+    model: nn.Module
     gradients: list[Tensor]
     optimizer: Any
 
@@ -157,7 +157,7 @@ class Worker:
         """Seconds of a step in reduce_gradients() and in apply(), on the slowest rank of either."""
         spent = torch.zeros(2, dtype=torch.float64)
         for _ in range(steps):
-            put(self.gradients, self.net)
+            put(self.gradients, self.model)
             spent[0] += timed_together(self.optimizer.reduce_gradients)
             spent[1] += timed_together(self.optimizer.apply)
         dist.all_reduce(spent, dist.ReduceOp.MAX)
@@ -175,12 +175,12 @@ def timed_together(act: Callable[[], object]) -> float:
 
 def make_worker(make: Make, rank: int, share: bool) -> Worker:
     torch.manual_seed(0)
-    net = resnet50()
-    gradients = with_gradients(net, torch.Generator().manual_seed(rank))
+    model = resnet50()
+    gradients = with_gradients(model, torch.Generator().manual_seed(rank))
     wrapped = hvd.DistributedOptimizer(
-        make(groups(net)), net.named_parameters(), share_weights=share
+        make(groups(model)), model.named_parameters(), share_weights=share
     )
-    return Worker(net, gradients, wrapped)
+    return Worker(model, gradients, wrapped)
 
 
 def together(options: argparse.Namespace, rank: int) -> Iterator[Found]:

@@ -4,7 +4,7 @@ of allstep trains here.
     torchrun --nproc-per-node 2 benchmarks/plain_fashion_mnist.py CONFIG.json
 
 DistributedDataParallel on Gloo, DataLoader with DistributedSampler, as in PyTorch's tutorials, for
-the net, batch, rate and split that the config names; channels-last where asked, one thread per
+the model, batch, rate and split that the config names; channels-last where asked, one thread per
 worker. Evaluates on the held-out samples four times an epoch, beside the clock, and writes a JSON
 line each time.
 """
@@ -60,9 +60,9 @@ def main() -> None:
     for epoch in range(settings["epochs"]):
         sampler.set_epoch(epoch)
         started = time.perf_counter()
-        for step, (pictures, labels) in enumerate(loader, 1):
+        for step, (images, labels) in enumerate(loader, 1):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(pictures), labels).backward()
+            nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
             schedule.step()
             samples += size * len(labels)
@@ -87,13 +87,13 @@ def main() -> None:
 def _dataset(
     arrays: "np.lib.npyio.NpzFile", part: str, settings: dict[str, float]
 ) -> TensorDataset:
-    pictures = (
+    images = (
         torch.from_numpy(arrays[f"{part}_images"])
         .float()
         .sub_(settings["mean"])
         .div_(settings["deviation"])
     )
-    return TensorDataset(pictures.unsqueeze(1), torch.from_numpy(arrays[f"{part}_labels"]))
+    return TensorDataset(images.unsqueeze(1), torch.from_numpy(arrays[f"{part}_labels"]))
 
 
 def _factor(step: int, steps_per_epoch: int, settings: dict[str, float]) -> float:
@@ -110,10 +110,10 @@ def _factor(step: int, steps_per_epoch: int, settings: dict[str, float]) -> floa
 @torch.no_grad()
 def _accuracy(net: nn.Module, validation: TensorDataset, rank: int, size: int) -> float:
     net.eval()
-    pictures, labels = validation.tensors[0][rank::size], validation.tensors[1][rank::size]
+    images, labels = validation.tensors[0][rank::size], validation.tensors[1][rank::size]
     correct = sum(
         (net(some).argmax(1) == which).sum()
-        for some, which in zip(pictures.split(500), labels.split(500), strict=True)
+        for some, which in zip(images.split(500), labels.split(500), strict=True)
     )
     total = torch.tensor([float(correct)])
     dist.all_reduce(total)

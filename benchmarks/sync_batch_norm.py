@@ -1,11 +1,10 @@
 """The claim about synchronised batch norm: a training step of ResNet-18 with it, beside the same
 step with plain batch norm.
 
-    python benchmarks/sync_batch_norm.py [--workers 2] [--batch 64] [--turns 9] [--steps 3] [--json
-    FILE]
+    python benchmarks/sync_batch_norm.py [--workers 2] [--batch 64] [--turns 9] [--steps 3] [--json FILE]
 
-Pictures of 32 x 32, made up before the clock starts; 64 a worker; one torch thread per worker; SGD
-with momentum in a DistributedOptimizer. Both nets live in the same processes and take turns of a
+Images of 32 x 32, made up before the clock starts; 64 a worker; one torch thread per worker; SGD
+with momentum in a DistributedOptimizer. Both models live in the same processes and take turns of a
 few steps; a first turn warms up and does not count. A turn lasts as long as its slowest worker
 needs, and a ratio is taken within a turn. Target: at most 1.15 times as long.
 
@@ -17,7 +16,7 @@ step | arithmetic ............................................. | moving | waiti
 ```
 
 Those of the norms (one forward and one backward for each of 20 layers) are told apart from those of
-the gradients, which both nets have. What a worker waits in a norm it need not wait for the
+the gradients, which both models have. What a worker waits in a norm it need not wait for the
 gradients, so the rows should be read together. Figures are means over the workers.
 
 A missed target is shown and no error: this is a measurement.
@@ -63,18 +62,18 @@ Batches = list[tuple[Tensor, Tensor]]
 
 @dataclass
 class Trainee:
-    """A copy of the net with one kind of norm, and what was seen of it."""
+    """A copy of the model with one kind of norm, and what was seen of it."""
 
-    net: nn.Module
+    model: nn.Module
     optimizer: Any
     seconds: list[float] = field(default_factory=list)
     """Of a step, by turn."""
     parts: list[dict[str, float]] = field(default_factory=list)
     """Seconds of a step, by turn that was looked into."""
 
-    def step(self, pictures: Tensor, labels: Tensor) -> None:
+    def step(self, images: Tensor, labels: Tensor) -> None:
         self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.net(pictures), labels).backward()
+        nn.functional.cross_entropy(self.model(images), labels).backward()
         self.optimizer.step()
 
     def turn(self, batches: Batches, looking: bool) -> None:
@@ -131,17 +130,17 @@ def name_the_norms() -> None:
 def trainees() -> dict[str, Trainee]:
     torch.manual_seed(0)
     plain = resnet18(10, small_pictures=True)
-    nets = {PLAIN: plain, SYNC: convert(copy.deepcopy(plain), sync=True)}
-    return {name: Trainee(net, _optimizer(net)) for name, net in nets.items()}
+    models = {PLAIN: plain, SYNC: convert(copy.deepcopy(plain), sync=True)}
+    return {name: Trainee(model, _optimizer(model)) for name, model in models.items()}
 
 
-def _optimizer(net: nn.Module) -> Any:
-    sgd = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-    return hvd.DistributedOptimizer(sgd, net.named_parameters())
+def _optimizer(model: nn.Module) -> Any:
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return hvd.DistributedOptimizer(sgd, model.named_parameters())
 
 
 def batches_of(turn: int, rank: int, options: argparse.Namespace) -> Batches:
-    """Made-up pictures and labels, the same whenever this rank asks for this turn."""
+    """Made-up images and labels, the same whenever this rank asks for this turn."""
     chance = torch.Generator().manual_seed(1000 * turn + rank)
     shape = (options.batch, 3, 32, 32)
     return [
@@ -243,7 +242,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workers", type=positive, default=2, help="on this host; 2")
     parser.add_argument(
-        "--batch", type=positive, default=64, help="pictures of a worker at a step; 64"
+        "--batch", type=positive, default=64, help="images of a worker at a step; 64"
     )
     parser.add_argument(
         "--turns", type=positive, default=9, help="that count, after one that does not; 9"

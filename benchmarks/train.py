@@ -9,7 +9,7 @@ In each round every contestant trains once, in turn, so that a busy hour of the 
 alike; ratios are taken within a round, and their median and range are shown. Speed is images per
 second of training alone, without start and evaluation, as each of them reports it. Time to the goal
 is the training time until an evaluation, four each epoch, is at or above it on the 5,000 held-out
-pictures. Each round has its own seed.
+images. Each round has its own seed.
 
 | contestant | workers x threads | |
 |---|---|---|
@@ -20,7 +20,7 @@ pictures. Each round has its own seed.
 | plain PyTorch | 2 x 1 | DDP on Gloo, DataLoader with 0 and with 1 worker processes each (the faster counts) |
 | plain PyTorch, channels last | 2 x 1 | the same by somebody who knows which layout is the faster one |
 
-With --as-is it is one epoch of the recipe as it stands (batch 512, precision auto, pictures shifted
+With --as-is it is one epoch of the recipe as it stands (batch 512, precision auto, images shifted
 and mirrored), without plain PyTorch.
 """
 
@@ -45,7 +45,7 @@ from rich.table import Table
 from allstep import data, runlog
 from allstep.data import order
 from allstep.train import read_config
-from allstep.train.input.splits import open_parts
+from allstep.train.input.splits import open_splits
 
 WORDS = [
     *(
@@ -194,16 +194,16 @@ def _plain_run(
 
 def write_arrays(folder: Path) -> tuple[Path, dict[str, float]]:
     """The samples of allstep's own split, as arrays for the other side."""
-    parts = open_parts(read_config("fashion-mnist", WORDS))
+    splits = open_splits(read_config("fashion-mnist", WORDS))
     images = data.load(data.find(data.named_set("fashion-mnist"))).train
-    n, held_out = len(images), len(parts.validation)
-    split = {
+    n, held_out = len(images), len(splits.validation)
+    samples = {
         "train": order.kept(np.arange(n - held_out), n, held_out, 0),
         "validation": order.held_out(n, held_out, 0),
     }
     arrays = {
-        f"{part}_{name}": getattr(images, name)[numbers]
-        for part, numbers in split.items()
+        f"{split}_{name}": getattr(images, name)[numbers]
+        for split, numbers in samples.items()
         for name in ("images", "labels")
     }
     path = folder / "arrays.npz"

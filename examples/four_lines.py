@@ -1,4 +1,4 @@
-"""Train a small net to tell the three arms of a spiral apart: ordinary PyTorch."""
+"""Train a small model to tell the three arms of a spiral apart: ordinary PyTorch."""
 
 import allstep
 import torch

@@ -4,9 +4,9 @@ them back.
 TensorFlow is not needed. Where it is installed, `example` is the same as
 
     tf.train.Example(features=tf.train.Features(feature={
-        "image_raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[jpeg])), "label":
-        tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"tench"])), "height":
-        tf.train.Feature(int64_list=tf.train.Int64List(value=[height])), ...})).SerializeToString()
+        "image_raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[jpeg])),
+        "label": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"tench"])),
+        "height": tf.train.Feature(int64_list=tf.train.Int64List(value=[height])), ...})).SerializeToString()
 """
 
 import io

@@ -43,7 +43,7 @@ def missing_paths(text: str) -> list[str]:
 
 
 def _is_path(text: str) -> bool:
-    """Return whether a word is meant as a path of the package: it ends in .py, or starts with a
+    """Return whether a text is meant as a path of the package: it ends in .py, or starts with a
     package and a slash."""
     first, slash, _ = text.partition("/")
     return text.endswith(".py") or (bool(slash) and first in {"src", "tests", *_packages()})
@@ -85,7 +85,12 @@ def test_enough_paths_are_looked_at() -> None:
         for path in _PATH.findall(span)
         if _is_path(path)
     }
-    assert {"comm/memory/reduce.py", "launch/run_state.py", "world.py", "train/task/"} <= found
+    assert {
+        "comm/memory/reduce.py",
+        "launch/run_state.py",
+        "world/value.py",
+        "train/task/",
+    } <= found
     assert len(found) > 120
 
 
@@ -121,13 +126,13 @@ def test_a_right_path_is_not(right: str) -> None:
 def unknown_names(text: str) -> list[str]:
     """Return the classes and constants that a page names and the source does not have."""
     named = [span for span in _SPAN.findall(_FENCE.sub("", text)) if _NAME.fullmatch(span)]
-    return [name for name in named if name not in _words()]
+    return [name for name in named if name not in _identifiers()]
 
 
 @cache
-def _words() -> frozenset[str]:
+def _identifiers() -> frozenset[str]:
     return frozenset(
-        word for path in PACKAGE.rglob("*.py") for word in re.findall(r"\w+", path.read_text())
+        name for path in PACKAGE.rglob("*.py") for name in re.findall(r"\w+", path.read_text())
     )
 
 

@@ -59,7 +59,7 @@ def plain_loss(alone: str) -> float:
 
 
 def check_two_ranks(output: str, launcher: str, plain_loss: float) -> None:
-    """Two ranks of one host, told apart, with the same loss at the end: that of one process, but
+    """Two ranks of one host, distinguished, with the same loss at the end: that of one process, but
     for rounding."""
     places = re.findall(
         r"World\(rank=(\d+), size=(\d+), local_rank=(\d+), local_size=(\d+)", output

@@ -38,10 +38,10 @@ def test_ssh_reaches_both_hosts_from_here_and_from_each_other(two_hosts: SshHost
 
 def test_a_host_has_its_own_network_and_the_trap_of_its_own_name(two_hosts: SshHosts) -> None:
     script = "hostname; ls /sys/class/net; getent hosts h1 h2; ip -br -4 address show eth0"
-    words = two_hosts.exec(0, "sh", "-c", script).stdout.split()
-    assert words[:3] == ["h1", "eth0", "lo"]
-    assert words[3:7] == ["127.0.1.1", "h1", two_hosts.addresses[1], "h2"]
-    assert f"{two_hosts.addresses[0]}/24" in words
+    found = two_hosts.exec(0, "sh", "-c", script).stdout.split()
+    assert found[:3] == ["h1", "eth0", "lo"]
+    assert found[3:7] == ["127.0.1.1", "h1", two_hosts.addresses[1], "h2"]
+    assert f"{two_hosts.addresses[0]}/24" in found
 
 
 def test_a_process_on_a_host_is_a_child_like_any_other(two_hosts: SshHosts, tmp_path: Path) -> None:
@@ -95,7 +95,8 @@ RUN_AND_WAIT = """
 import os, subprocess, sys, time
 from support.hosts import SshHosts
 hosts = SshHosts(["h1", "h2"])
-ssh = subprocess.Popen([*hosts.ssh.split(), "h2", "echo $$; exec sleep 600"], stdout=subprocess.PIPE, text=True)
+command = [*hosts.ssh.split(), "h2", "echo $$; exec sleep 600"]
+ssh = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 there = subprocess.Popen([*hosts.prefix(0), "sleep", "600"])
 print(hosts.folder, hosts._cable, ssh.stdout.readline().strip(), there.pid, flush=True)
 time.sleep(600)
@@ -144,7 +145,7 @@ def test_slurm_runs_a_step_over_two_nodes_from_one_of_them(slurm_two_nodes: Slur
         "getent hosts node2; hostname",
     ]
     done = slurm_two_nodes.run(command, on=0, timeout=100)
-    words = done.stdout.split()
-    assert sorted(words) == sorted(
+    found = done.stdout.split()
+    assert sorted(found) == sorted(
         [slurm_two_nodes.addresses[1], "node2"] * 2 + ["node1", "node2"]
     ), done.stderr

@@ -44,7 +44,7 @@ def test_the_layers_hold() -> None:
             "def late():\n    import allstep.train",
             "allstep.data is not allowed to import allstep.train",
         ),
-        ("world.py", "import numpy", "allstep.world is not allowed to import numpy"),
+        ("world/value.py", "import numpy", "allstep.world is not allowed to import numpy"),
         (
             "comm/join/barrier.py",
             "from allstep.comm.group import plan",

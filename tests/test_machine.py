@@ -1,4 +1,4 @@
-"""Cores, memory and interfaces, against what the system says."""
+"""Cores, memory and interfaces, against the values of the system."""
 
 import os
 import subprocess

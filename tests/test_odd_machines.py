@@ -35,7 +35,9 @@ AS_USER = (
 CLOCK = """
 import os, time
 real, began, hours = time.time, time.monotonic(), float(os.environ["SHIFT_HOURS"])
-time.time = lambda: real() + 3600 * hours * (time.monotonic() > began + 1 and int(time.monotonic() * 10) % 2)
+def jumps():
+    return time.monotonic() > began + 1 and int(time.monotonic() * 10) % 2
+time.time = lambda: real() + 3600 * hours * jumps()
 """
 
 

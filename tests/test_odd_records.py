@@ -73,12 +73,12 @@ def test_something_else_in_the_place_of_the_record(tmp_path: Path, kind: str) ->
     ODD[kind](log)
 
     def one(reader: Callable[[Path], object]) -> None:
-        words = ""
+        text = ""
         try:
             reader(log.parent)
         except (ConfigError, DataError, OSError) as error:
-            words = str(error)
-        assert "\n" not in words
+            text = str(error)
+        assert "\n" not in text
 
     readers: list[Callable[[Path], object]] = [has_ended, write_report_of, study_reads, append]
     assert limited(one, readers) == 4
@@ -141,12 +141,12 @@ def test_odd_files_of_a_study(tmp_path: Path, file: str) -> None:
         content = RAW[seed].encode() if seed < len(RAW) else odd(good, seed)
         (tmp_path / file).write_bytes(content)
         for read in (folder.precision, lambda: folder.outcome(trial), folder.forget_failures):
-            words = ""
+            text = ""
             try:
                 read()
             except ConfigError as error:
-                words = str(error)
-            assert "\n" not in words
+                text = str(error)
+            assert "\n" not in text
 
     limited(one, range(100))
     (tmp_path / file).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The page "train your own data in five commands", run as it is written, on pictures that are drawn
+"""The page "train your own data in five commands", run as it is written, on images that are drawn
 here."""
 
 import re
@@ -56,10 +56,10 @@ def folder(tmp_path: Path) -> Path:
 
 def run(line: str, folder: Path) -> str:
     """What a command prints; it must succeed."""
-    program, *words = shlex.split(line)
+    program, *arguments = shlex.split(line)
     assert program == "allstep"
     done = subprocess.run(
-        [sys.executable, "-m", "allstep", *words],
+        [sys.executable, "-m", "allstep", *arguments],
         cwd=folder,
         env={
             **clean_environment(),

@@ -72,11 +72,11 @@ def test_all_is_what_is_visible(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_package_says_what_it_is(name: str) -> None:
+def test_a_package_describes_itself(name: str) -> None:
     assert importlib.import_module(name).__doc__
 
 
-def test_an_unknown_name_is_told_the_known_ones() -> None:
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(AttributeError, match=r"has no attribute 'initt'; it has .*init"):
         _ = allstep.initt
 
@@ -143,7 +143,7 @@ def test_version(command: tuple[str, ...]) -> None:
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
 )
-def test_a_typo_is_told_the_right_word(arguments: list[str], meant: str) -> None:
+def test_a_typo_gets_the_right_name(arguments: list[str], meant: str) -> None:
     result = run(ALLSTEP, *arguments)
     assert result.returncode == 2
     assert meant in result.stderr

@@ -42,7 +42,7 @@ def test_what_is_written_is_read(path: Path) -> None:
     assert all(line["time"] > 1e9 for line in runlog.lines(path))
 
 
-def test_a_run_that_goes_on_can_be_read(path: Path) -> None:
+def test_a_run_that_has_not_ended_can_be_read(path: Path) -> None:
     log = runlog.RunLog(path)
     assert runlog.read(path) == runlog.RunRecord()
     assert runlog.read(path).start == {}
@@ -54,7 +54,7 @@ def test_a_run_that_goes_on_can_be_read(path: Path) -> None:
 
 @settings(deadline=None)
 @given(cut=st.integers(min_value=0))
-def test_a_torn_last_line_is_ignored_and_writing_goes_on(
+def test_a_torn_last_line_is_ignored_and_writing_continues(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ) -> None:
     path = tmp_path_factory.mktemp("torn") / "run.jsonl"

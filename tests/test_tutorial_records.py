@@ -21,12 +21,12 @@ from allstep.train import read_config
 from allstep.train.config.run_config import DataConfig, RunConfig
 from allstep.train.folder.claim import claim_folder
 from allstep.train.folder.read import Evaluation
-from allstep.train.input.splits import Parts, open_parts
+from allstep.train.input.splits import Splits, open_splits
 from allstep.train.run.loop import train
 from allstep.train.use.evaluate import reevaluate
-from allstep.train.use.predict import find_pictures, load_run, predict
+from allstep.train.use.predict import find_images, load_run, predict
 from allstep.train.watch.record import Record
-from support.image_folders import picture
+from support.image_folders import image
 from support.tutorial_records import write_labels, write_tutorial
 
 NAMES = [b"tench", b"goldfish", b"hen"]
@@ -47,21 +47,21 @@ def course(tmp_path: Path) -> Path:
     return tmp_path / "course"
 
 
-def command(*words: Any, code: int = 0) -> str:
+def command(*arguments: Any, code: int = 0) -> str:
     """What a command prints; its exit status must be `code`."""
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(app, [str(each) for each in arguments], env={"COLUMNS": "160"})
     assert result.exit_code == code, result.output
     return result.output
 
 
-def opened(where: Path, **section: Any) -> Parts:
+def opened(where: Path, **section: Any) -> Splits:
     data = DataConfig(name="mine", train=str(where), workers=0, **section)
-    return open_parts(RunConfig(recipe="mine", batch=8, data=data))
+    return open_splits(RunConfig(recipe="mine", batch=8, data=data))
 
 
-def run(words: list[str], out: Path) -> None:
+def run(arguments: list[str], out: Path) -> None:
     world = allstep.init()
-    config = read_config("digits", words)
+    config = read_config("digits", arguments)
     callbacks = []
     if world.rank == 0:
         claim_folder(config.resolved(world.size), out)
@@ -136,7 +136,7 @@ class TestCommands:
             and len(open_source(tmp_path / "packed")) == 61
         )
 
-    def test_a_pack_does_not_go_on_with_another_numbering(
+    def test_a_pack_does_not_continue_with_another_numbering(
         self, course: Path, tmp_path: Path
     ) -> None:
         def again() -> None:
@@ -145,7 +145,7 @@ class TestCommands:
         again()
         again()
         (course / "classes.txt").write_text("tench\nhen\ngoldfish\n")
-        with pytest.raises(DataError, match="before that was changed; give --overwrite"):
+        with pytest.raises(DataError, match="which has changed since; give --overwrite"):
             again()
 
     def test_labels_that_are_no_text_are_one_line(self, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ class TestClassesOfARun:
             tmp_path / "x.tfrecord", [b"%d" % (row % 5 + 1) for row in range(40)]
         )
         with pytest.raises(
-            ConfigError, match=r"do not say how many classes there are: set data\.num_classes"
+            ConfigError, match=r"do not state how many classes there are: set data\.num_classes"
         ):
             opened(where)
         parts = opened(where, labels_from=1, num_classes=5)
@@ -198,7 +198,7 @@ class TestClassesOfARun:
             opened(course, num_classes=4)
 
     def test_numbers_still_ask(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="do not say how many classes"):
+        with pytest.raises(ConfigError, match="do not state how many classes"):
             opened(write_labels(tmp_path / "x.tfrecord", [0, 1, 2] * 10))
 
 
@@ -206,21 +206,21 @@ def test_train_eval_and_predict_show_names(ranks: Any, course: Path, tmp_path: P
     """Two ranks; the same records, packed, score the same."""
     write_tutorial(course / "c.tfrecord", [b"tench", b"", b"hen"])
     out = tmp_path / "out"
-    words = [
+    arguments = [
         f"data.train={course}",
         "data.augment=CentreCrop(16)",
         "data.prepare=CentreCrop(16)",
         "batch=16",
         "epochs=1",
     ]
-    words += [
+    arguments += [
         "model=small-cnn",
         "model.options.widths=[4]",
         "model.options.hidden=8",
         "data.workers=0",
         "data.test=9",
     ]
-    ranks(2, run, words, out)
+    ranks(2, run, arguments, out)
     record = runlog.read(out / "run.jsonl")
     assert record.end is not None and record.end["num_bad"] == 1
     confusion = json.loads((out / "mistakes" / "confusion.json").read_text())
@@ -233,6 +233,6 @@ def test_train_eval_and_predict_show_names(ranks: Any, course: Path, tmp_path: P
     assert stored == (packed[0], 62, 1) and packed[1:] == (62, 0)
 
     (tmp_path / "new").mkdir()
-    Image.Image.save(picture(0, 24, 32), tmp_path / "new" / "x.jpg")
-    (found,) = predict(load_run(out), find_pictures([str(tmp_path / "new")]))
+    Image.Image.save(image(0, 24, 32), tmp_path / "new" / "x.jpg")
+    (found,) = predict(load_run(out), find_images([str(tmp_path / "new")]))
     assert {name for name, _ in found.classes} == set(SORTED)

@@ -105,7 +105,7 @@ def test_it_works_where_it_was_installed(installed: Path, tmp_path: Path) -> Non
     assert paths.startswith(str(installed.parent))
     assert str(ROOT) not in paths
 
-    words = run(
+    printed = run(
         allstep,
         "run",
         "-np",
@@ -115,8 +115,8 @@ def test_it_works_where_it_was_installed(installed: Path, tmp_path: Path) -> Non
         "import allstep; print(allstep.init())",
         cwd=tmp_path,
     )
-    assert "[0] World(rank=0, size=2" in words
-    assert "[1] World(rank=1, size=2" in words
+    assert "[0] World(rank=0, size=2" in printed
+    assert "[1] World(rank=1, size=2" in printed
 
     run(allstep, "train", "digits", "epochs=2", "--workers", "2", "--out", "run", cwd=tmp_path)
     assert (tmp_path / "run" / "run.jsonl").read_text().count('"kind": "end"') == 1

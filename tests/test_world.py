@@ -136,14 +136,14 @@ HOROVOD_OF_FOUR = {
 
 def test_two_launchers_that_disagree_are_both_named() -> None:
     text = error({**MPI_OF_TWO, **HOROVOD_OF_FOUR})
-    for word in (
+    for part in (
         "HOROVOD_RANK=0",
         "HOROVOD_SIZE=4",
         "OMPI_COMM_WORLD_RANK=1",
         "OMPI_COMM_WORLD_SIZE=2",
         "ALLSTEP_LAUNCHER",
     ):
-        assert word in text
+        assert part in text
 
 
 def test_the_user_decides_between_them() -> None:

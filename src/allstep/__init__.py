@@ -1,8 +1,8 @@
 """allstep: one training script, many workers, many hosts, the accuracy of one.
 
-The top of the package is deliberately thin: `import allstep` loads neither torch nor numpy, so that
-the command line and the launcher answer at once. The names below are fetched from their layer when
-they are first used (PEP 562).
+This module is deliberately thin: `import allstep` loads neither torch nor numpy, so that the
+command line and the launcher start fast. The names below are imported from their layer when they
+are first used (PEP 562).
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m allstep` is the command `allstep`."""
+"""Runs the command line: `python -m allstep` is the command `allstep`."""
 
 from allstep.cli import main
 

@@ -3,19 +3,19 @@
 ```
 RuntimeError
   AllstepError
-    UserError            the user's to mend: one line on the terminal, exit status 2, no traceback
+    UserError            for the user to fix: one line on the terminal, exit status 2, no traceback
       ConfigError          a wrong option, key or value
-      DataError            a file that is missing, truncated or not what it should be
+      DataError            a file that is missing, truncated or malformed
       WorldError           ranks, sizes, hosts or launchers that contradict each other
       CheckpointError      a checkpoint that cannot be used
-    CommError            something went wrong between ranks; carries rank, op, tensor, peer, seconds
-      PeerLost             another rank's process or host is gone
+    CommError            a failure between ranks; has rank, op, tensor, peer and seconds
+      PeerLost             another rank's process or host is lost
       CollectiveMismatch   ranks called different collectives, shapes or dtypes
-      CollectiveTimeout    a rank did not come in time
+      CollectiveTimeout    a rank did not enter a collective in time
 ```
 
-A message says what was wrong, with the numbers, and what to do next. `did_you_mean` gives the last
-part of it for a name with a typo.
+A message states what is wrong, found against expected, and the next step. `did_you_mean` returns
+the next step for a misspelled name.
 """
 
 from collections.abc import Iterable
@@ -29,21 +29,21 @@ class AllstepError(RuntimeError):
 
 
 class UserError(AllstepError):
-    """Wrong use or bad input. Shown as one line; the process ends with status 2."""
+    """Wrong use or bad input, printed as one line; the process exits with status 2."""
 
     exit_code = 2
 
 
 class ConfigError(UserError):
-    """An option, key or value that cannot be right."""
+    """An option, key or value is wrong."""
 
 
 class DataError(UserError):
-    """Data that is missing, truncated or not what it should be."""
+    """Data is missing, truncated or malformed."""
 
 
 class WorldError(UserError):
-    """Ranks, sizes, hosts or launchers that contradict each other."""
+    """Ranks, sizes, hosts or launchers contradict each other."""
 
 
 class CheckpointError(UserError):
@@ -51,9 +51,10 @@ class CheckpointError(UserError):
 
 
 class CommError(AllstepError):
-    """Something went wrong between ranks.
+    """A failure between ranks. Attributes that are not known are None.
 
-    The figures a program may want are attributes; those not known are None.
+    rank: the rank that raises. op: the operation. tensor: its name. peer: the rank that is lost or
+    late. seconds: time waited.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class CommError(AllstepError):
 
 
 class PeerLost(CommError):
-    """Another rank's process or host is gone."""
+    """Another rank's process or host is lost."""
 
 
 class CollectiveMismatch(CommError):
@@ -83,22 +84,21 @@ class CollectiveMismatch(CommError):
 
 
 class CollectiveTimeout(CommError):
-    """A rank did not come in time."""
+    """A rank did not enter a collective in time."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The tail of an error about an unknown name: the nearest known one, or all of them when none
-    is near."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest known one, else all of them."""
     names = sorted(known)
-    near = get_close_matches(word, names, n=1, cutoff=0.6)
+    near = get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known are: {', '.join(names)}" if names else "none is known"
 
 
-def cut(text: str, most: int = 200) -> str:
-    """Return at most `most` characters of a text that an error quotes; "..." stands for the rest.
+def cut(text: str, max_length: int = 200) -> str:
+    """Return the first `max_length` characters of a text for an error; "..." replaces the rest.
 
-    A config is up to 1 MB long, and so may be each value in it.
+    A config may have 1 MB, and so may each value in it.
     """
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= max_length else f"{text[:max_length]}..."

@@ -1,9 +1,10 @@
-"""What this machine gives us: cores and memory as the kernel and the container limit them, its
-network interfaces, and whether its CPU computes in bfloat16.
+"""The resources of this machine within the limits of kernel and container.
 
-`os.cpu_count()` counts the machine; a job gets less. Three things cut it down and the smallest
-counts: the affinity mask (taskset, Slurm, mpirun's binding), the cgroup's quota of CPU time
-(containers), and how many ranks share the rest.
+These are cores, memory, network interfaces, and whether the CPU computes in bfloat16.
+
+`os.cpu_count()` counts the cores of the machine; a process may use fewer. Three limits apply, and
+the smallest counts: the affinity mask (taskset, Slurm, mpirun's binding), the cgroup's quota of CPU
+time (containers), and the number of ranks that share the rest.
 """
 
 import ctypes
@@ -22,11 +23,12 @@ _UNKNOWN_CACHE = 64 << 20
 _SIOCGIFADDR = 0x8915
 _THREADS = "OMP_NUM_THREADS"
 _THREADS_BY_ALLSTEP = "ALLSTEP_THREADS"
-_NO_LIMIT = 1 << 60  # version 1 says "none" with a number near 2**63
+# cgroup version 1 has a number near 2**63 for "no limit".
+_NO_LIMIT = 1 << 60
 _CPUINFO = Path("/proc/cpuinfo")
 
-MOST_TASKS = 1024
-"""Threads or processes that one number in a config or on the command line may start here."""
+MAX_TASKS = 1024
+"""Upper limit of the threads or processes that one number in a config or option may start."""
 BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "svebf16", "bf16")
 """CPU flags of instructions that multiply bfloat16 numbers; the last two are ARM's."""
 _WITHOUT_BFLOAT16 = {
@@ -46,21 +48,25 @@ _WITHOUT_BFLOAT16["DNNL_MAX_CPU_ISA"] = _WITHOUT_BFLOAT16["ONEDNN_MAX_CPU_ISA"]
 
 
 def allowed_cores() -> int:
-    """Cores this process may use: its affinity mask, cut by the cgroup's CPU quota; at least 1."""
+    """Return the number of cores that this process may use, at least 1.
+
+    The affinity mask and the cgroup's CPU quota limit it.
+    """
     return max(1, min(len(os.sched_getaffinity(0)), int(cpu_quota() or 1 << 20)))
 
 
 def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
-    """CPU time per wall time that the container's cgroup allows, in cores; None when it sets no
-    limit."""
+    """Return the CPU time per wall time that the cgroup allows, in cores; None without a limit."""
     folders = [cgroup, *_own_cgroups(cgroup, "cpu")]
     quotas = [quota for folder in folders if (quota := _quota_in(folder)) is not None]
     return min(quotas) if quotas else None
 
 
 def _own_cgroups(cgroup: Path, controller: str) -> Iterable[Path]:
-    """The folders of our own cgroup and of its parents below `cgroup` (version 2; version 1's
-    folder of the controller)."""
+    """Yield the folders of this process's cgroup and of its parents, all below `cgroup`.
+
+    In version 1, these are below the folder of the `controller`.
+    """
     for line in _lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -73,6 +79,7 @@ def _own_cgroups(cgroup: Path, controller: str) -> Iterable[Path]:
 
 
 def _quota_in(folder: Path) -> float | None:
+    """Return the CPU quota of one cgroup, in cores; None without a limit."""
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()
@@ -89,11 +96,11 @@ def _quota_in(folder: Path) -> float | None:
 def fair_share(
     mine: Iterable[int], everyone: Sequence[Iterable[int]], quota: float | None = None
 ) -> int:
-    """Threads for a rank whose affinity mask is `mine` when the ranks of its host have the masks
-    `everyone` (its own among them).
+    """Return the number of threads for a rank with the affinity mask `mine`.
 
-    A core that k ranks may use counts 1/k: two ranks that share 8 cores get 4 each, two ranks bound
-    to 8 cores each get 8.
+    everyone: the masks of all ranks of its host, its own included. quota: CPU quota of the host's
+    ranks together, in cores. A core that k ranks may use counts 1/k: two ranks that share 8 cores
+    get 4 each, two ranks bound to 8 cores each get 8.
     """
     masks = [frozenset(mask) for mask in everyone]
     share = sum(
@@ -105,10 +112,10 @@ def fair_share(
 
 
 def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str] | None:
-    """Return the instruction-set flags that all cores have; None where the kernel lists none.
+    """Return the instruction-set flags that all cores have; None if the kernel lists none.
 
-    cpuinfo: the kernel's description of the cores, a block for each; the line is called "flags" on
-    x86 and "Features" on ARM.
+    cpuinfo: the kernel's file with one block per core; the line is called "flags" on x86 and
+    "Features" on ARM.
     """
     cores = [
         frozenset(value.split())
@@ -127,10 +134,10 @@ class Bfloat16:
 
 
 def cpu_bfloat16(flags: frozenset[str] | None, environ: Mapping[str, str] = os.environ) -> Bfloat16:
-    """Judge the CPU by its `flags` (see `cpu_flags`), within `environ`'s limits for torch's
-    kernels.
+    """Return whether a CPU with these `flags` (see `cpu_flags`) computes in bfloat16.
 
-    AVX-512 alone is not enough: without `avx512_bf16` every product is emulated in float32.
+    environ: variables that may limit the instructions of torch's kernels. AVX-512 alone is not
+    enough: without `avx512_bf16` every product is emulated in float32.
     """
     if flags is None:
         return Bfloat16(None, "the kernel lists no CPU flags")
@@ -148,18 +155,20 @@ def cpu_bfloat16(flags: frozenset[str] | None, environ: Mapping[str, str] = os.e
 
 
 def threads_by_user(env: Mapping[str, str]) -> str | None:
-    """Return OMP_NUM_THREADS if the user set it; None where it is unset, empty, or our own choice.
+    """Return OMP_NUM_THREADS if the user set it; None if it is unset, empty or set by allstep.
 
-    `thread_variables` marks its choice with a second variable of the same value. A script that
-    changes OMP_NUM_THREADS itself makes them differ, and its number counts.
+    `thread_variables` marks its choice with a second variable of the same value. If a script
+    changes OMP_NUM_THREADS, the two differ, and its number counts.
     """
     value = env.get(_THREADS)
     return value if value and value != env.get(_THREADS_BY_ALLSTEP) else None
 
 
 def thread_variables(env: Mapping[str, str], num_workers: int) -> dict[str, str]:
-    """Return each worker's share of this host's cores, for programs that never call
-    `allstep.init()`."""
+    """Return OMP_NUM_THREADS for each worker of this host, unless the user set it.
+
+    The variable is for programs that never call `allstep.init()`.
+    """
     if threads_by_user(env):
         return {}
     share = str(max(1, allowed_cores() // num_workers))
@@ -168,9 +177,10 @@ def thread_variables(env: Mapping[str, str], num_workers: int) -> dict[str, str]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes.
+    """The memory of this machine, in bytes.
 
-    `available` can be allocated now; `limit` is the smallest that a cgroup sets, None without one.
+    total: of the machine. available: can be allocated now. limit: the smallest limit of a cgroup,
+    None without one.
     """
 
     total: int
@@ -179,7 +189,7 @@ class Memory:
 
 
 def memory() -> Memory:
-    """What the machine has, and what of it the kernel and our cgroups leave us."""
+    """Return the memory of the machine, and how much of it this process may use."""
     limits = [
         (limit, limit - used)
         for folder in _own_cgroups(_CGROUP, "memory")
@@ -198,15 +208,12 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def _memory_used(folder: Path) -> int | None:
-    """Bytes in use that the kernel cannot simply drop: files that it only keeps for speed do not
-    count."""
+    """Return the bytes in use of a cgroup, without the page cache that the kernel can drop."""
     used = _first_number(folder, "memory.current", "memory.usage_in_bytes")
+    if used is None:
+        return None
     stat = dict(line.split() for line in _lines(str(folder / "memory.stat")))
-    return (
-        None
-        if used is None
-        else used - int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-    )
+    return used - int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
 
 
 def _first_number(folder: Path, *names: str) -> int | None:
@@ -227,13 +234,12 @@ def _meminfo(field: str) -> int:
 
 
 def largest_cache(folder: Path = _CACHES) -> int:
-    """Bytes of the last-level cache; `_UNKNOWN_CACHE` where the kernel does not report one."""
+    """Return the bytes of the last-level cache; 64 MB where the kernel does not report one."""
     return max(cache_sizes(folder).values(), default=_UNKNOWN_CACHE)
 
 
 def cache_sizes(folder: Path = _CACHES) -> dict[int, int]:
-    """Bytes of the caches that hold data, by level (1, 2, ...); empty where the kernel does not
-    report them."""
+    """Return the bytes of the data caches by level (1, 2, ...); empty if they are not reported."""
     sizes: dict[int, int] = {}
     for index in sorted(folder.glob("index*")):
         kind, level, size = (
@@ -250,22 +256,22 @@ def cache_sizes(folder: Path = _CACHES) -> dict[int, int]:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot; 0 where it does not
-    say."""
+    """Return how many processes the kernel has killed for lack of memory; 0 if unknown."""
     return next(
         (int(line.split()[1]) for line in _lines("/proc/vmstat") if line.startswith("oom_kill ")), 0
     )
 
 
 def interfaces() -> dict[str, list[str]]:
-    """The network interfaces that are up, each with its addresses (IPv4 first)."""
+    """Return the addresses of each network interface that is up, IPv4 first."""
     found: dict[str, list[str]] = {}
     for _, name in socket.if_nameindex():
         address = _ipv4_of(name)
         found[name] = [address] if address else []
     for line in _lines("/proc/net/if_inet6"):
         digits, _, _, scope, _, name = line.split()
-        if scope != "20":  # link-local addresses are of no use without naming the interface
+        # Not link-local addresses (scope 20), which need the name of the interface.
+        if scope != "20":
             found.setdefault(name, []).append(
                 socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
             )
@@ -273,6 +279,7 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def _ipv4_of(interface: str) -> str | None:
+    """Return the IPv4 address of an interface, or None."""
     request = struct.pack("16s16x8x", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -283,6 +290,7 @@ def _ipv4_of(interface: str) -> str | None:
 
 
 def _lines(path: str) -> list[str]:
+    """Return the lines of a file; empty if it cannot be read."""
     try:
         return Path(path).read_text().splitlines()
     except OSError:
@@ -290,17 +298,17 @@ def _lines(path: str) -> list[str]:
 
 
 def outside_addresses() -> list[str]:
-    """The addresses at which other hosts may reach this one."""
+    """Return the addresses at which other hosts may reach this one."""
     return [address for name, found in interfaces().items() if name != "lo" for address in found]
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this address."""
+    """Return the name of the interface that has this address, or None."""
     return next((name for name, found in interfaces().items() if address in found), None)
 
 
 def route_to(address: str) -> str | None:
-    """The address of ours from which packets to `address` leave; None when there is no way there.
+    """Return the local address from which packets to `address` leave; None without a route.
 
     Sends nothing.
     """
@@ -314,10 +322,13 @@ def route_to(address: str) -> str | None:
 
 
 def keep_freed_memory() -> bool:
-    """Lets this process keep what it frees, for the next step: glibc gives tensors of 32 MB and
-    more back to the system, which then has to clear the same pages anew in every step. Whether that
-    was possible (it is a matter of glibc)."""
-    mmap_max, trim_threshold = -4, -1  # the parameters' numbers in malloc.h
+    """Let malloc keep freed memory for the next step; return whether that was possible.
+
+    By default glibc returns tensors of 32 MB and more to the system, which then has to clear the
+    same pages again in every step. Other C libraries do not have the call.
+    """
+    # Numbers of the parameters in malloc.h.
+    mmap_max, trim_threshold = -4, -1
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -1,26 +1,26 @@
 """The run record: what happened in a run, one JSON object per line, appended as it happens.
 
 ```
-{"kind": "start", "time": 1767225600.0, "version": ..., "config": {...}, "world": {...}, "machine": {...}, ...}
-{"kind": "step", "time": ..., "samples": 1280, "loss": 0.9, "lr": 0.1, "seconds": 0.2, "input": [...], "compute": [...], ...}
+{"kind": "start", "time": 1767225600.0, "version": ..., "config": {...}, "world": {...}, ...}
+{"kind": "step", "time": ..., "samples": 1280, "loss": 0.9, "lr": 0.1, "seconds": 0.2, ...}
 {"kind": "eval", "time": ..., "part": "validation", "samples": 55000, "accuracy": 0.86, ...}
 {"kind": "checkpoint" | "event" | "end", ...}
 ```
 
-One process writes (rank 0), any number read, also while it goes on: each line is handed to the
-system whole and at once. A writer that is killed leaves at most a torn last line. Readers skip what
-they cannot parse and keep what they do not know out of the way, so an old reader can follow a new
-writer.
+One process writes (rank 0); any number may read, also during the run: each line is passed to the
+system complete and in one write. A writer that is killed leaves at most a torn last line. Readers
+skip lines that they cannot parse and ignore fields that they do not know, so an old reader can
+follow a new writer.
 
-A record may come from another person, so it is read within limits (`bounded`): a line of more than
-50 levels, or with an integer beyond 64 bits, is one that cannot be parsed; a line of more than 16
-MB ends the reading. NaN and infinities are read as such. Anything but a regular file is an OSError,
-for readers and the writer.
+A record may be untrusted, so it is read within limits (`bounded`): a line of more than 50 levels,
+or with an integer beyond 64 bits, counts as not parsable; a line of more than 16 MB ends the
+reading. NaN and infinities are read as such. Anything but a regular file raises OSError, for
+readers and the writer.
 
-Times are seconds since 1970 and never decrease within a record: readers tell by them what came
+Times are seconds since 1970 and never decrease within a record: readers use them to find the lines
 after the last start. A writer reads the wall clock once, when it opens the record, and from then on
 counts with a clock that is never set; a resumed run starts no earlier than the last line before it.
-So a clock that is set back or forward by hours during a run leaves no trace.
+So a wall clock that is set back or forward during a run has no effect.
 """
 
 import errno
@@ -43,16 +43,18 @@ from allstep.files.bounded import (
 Fields = Mapping[str, Any]
 
 LARGEST = 1e30
-"""Figures beyond it, or nearer to zero than its inverse, are damage: arithmetic on them would
+"""Numbers beyond it, or nearer to zero than its inverse, count as damage: arithmetic on them would
 overflow."""
-_LAST_DAY = 1e11  # seconds since 1970: later times are damage
+# Seconds since 1970; later times count as damage.
+_LAST_DAY = 1e11
+# Bytes at the end of a record in which the last time is searched.
 _TAIL = 1 << 16
 KINDS = ("start", "step", "eval", "checkpoint", "event", "end")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as far as it got: its lines by kind, in the order of writing.
+    """The lines of a run record by kind, in the order of writing.
 
     A resumed run has several `starts`.
     """
@@ -66,19 +68,19 @@ class RunRecord:
 
     @property
     def start(self) -> Fields:
-        """How the run began; empty when nothing was written yet."""
+        """Return the first start line; empty if there is none yet."""
         return self.starts[0] if self.starts else {}
 
     @property
     def end(self) -> Fields | None:
-        """How the run ended; None when it did not."""
+        """Return the last end line; None if the run has not ended."""
         return self.ends[-1] if self.ends else None
 
 
 class RunLog:
-    """Writes a run record.
+    """A writer of the run record at `path`, which is created, or continued by a resumed run.
 
-    Values must be plain: numbers (finite ones), text, lists, dictionaries.
+    Values must be plain: finite numbers, text, lists, dictionaries.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,37 +93,39 @@ class RunLog:
         self._opened = _steady_seconds()
 
     def now(self) -> float:
-        """Return the time that a line written now has."""
+        """Return the current time of this record's clock, in seconds since 1970."""
         return self._opened_at + _steady_seconds() - self._opened
 
     def start(self, **fields: Any) -> None:
-        """How the run begins: version, config, world, machine, parameters, bytes, FLOP per sample."""
+        """Write the start: version, config, world, machine, parameters, bytes, FLOP per sample."""
         self._write("start", fields)
 
     def step(self, **fields: Any) -> None:
-        """Progress: samples, loss, lr, seconds, and per rank input, compute, wait and update."""
+        """Write progress: samples, loss, lr, seconds; per rank input, compute, wait and update."""
         self._write("step", fields)
 
     def eval(self, **fields: Any) -> None:
-        """A score in evaluation mode:
+        """Write a score in evaluation mode.
 
-        `part` is validation, test, or train (a sample of the training split, at the end).
+        `part` is the split: validation, test, or train (a sample of the training split, at the
+        end).
         """
         self._write("eval", fields)
 
     def checkpoint(self, **fields: Any) -> None:
-        """A checkpoint was written."""
+        """Write that a checkpoint was saved."""
         self._write("checkpoint", fields)
 
     def event(self, text: str, **fields: Any) -> None:
-        """Something worth telling, in words, with the figures behind it."""
+        """Write a notable event: a text, and the figures behind it."""
         self._write("event", {"text": text, **fields})
 
     def end(self, **fields: Any) -> None:
-        """How the run ended."""
+        """Write how the run ended."""
         self._write("end", fields)
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> "RunLog":
@@ -134,22 +138,21 @@ class RunLog:
         line = json.dumps({"kind": kind, "time": self.now(), **fields}, allow_nan=False)
         data = line.encode() + b"\n"
         before = os.fstat(self._file.fileno()).st_size
-        if self._file.write(data) != len(
-            data
-        ):  # a disk that is nearly full takes a part of it without a word
+        # A disk that is nearly full accepts a part of the line without an error.
+        if self._file.write(data) != len(data):
             os.ftruncate(self._file.fileno(), before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line of the record at `path` as a dictionary with at least a `kind`."""
+    """Yield every complete line of the record at `path`, as a dict with at least a `kind`."""
     for line in read_lines(path):
         if line.endswith(b"\n") and (fields := parse(line)) is not None:
             yield fields
 
 
 def read(path: Path) -> RunRecord:
-    """The record at `path`, also of a run that still goes on."""
+    """Return the record at `path`, also of a run that has not ended."""
     found: dict[str, list[Fields]] = {kind: [] for kind in KINDS}
     for line in lines(path):
         found.get(line["kind"], []).append(line)
@@ -157,8 +160,10 @@ def read(path: Path) -> RunRecord:
 
 
 def kept(lines: Iterable[Fields]) -> list[Fields]:
-    """The lines with a number of samples, in rising order: what a resumed run did again replaces
-    what it did before."""
+    """Return the lines with a number of samples, in rising order.
+
+    Lines that a resumed run wrote again replace the earlier ones.
+    """
     stack: list[Fields] = []
     for line in lines:
         samples = line.get("samples")
@@ -175,8 +180,7 @@ def kept(lines: Iterable[Fields]) -> list[Fields]:
 
 
 def number(fields: Fields, key: str) -> float | None:
-    """The number under `key`; None where there is none, or one that is not finite or beyond what
-    any run measures."""
+    """Return the number under `key`; None if it is absent, not finite or beyond `LARGEST`."""
     value = fields.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LARGEST:
         return None
@@ -184,7 +188,7 @@ def number(fields: Fields, key: str) -> float | None:
 
 
 def timed(record: RunRecord) -> RunRecord:
-    """The record without lines that do not say when they were written: they have no place in it."""
+    """Return the record without lines that have no valid time."""
     kinds = {field.name: getattr(record, field.name) for field in fields(record)}
     return RunRecord(
         **{name: tuple(line for line in lines if _has_time(line)) for name, lines in kinds.items()}
@@ -196,7 +200,7 @@ def _has_time(line: Fields) -> bool:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """A line of a record; None when it cannot be read, or does not say of which kind it is."""
+    """Return a line of a record as a dict; None if it cannot be parsed or has no `kind`."""
     try:
         found = parse_json(line, finite=False)
     except ValueError:
@@ -205,12 +209,12 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _steady_seconds() -> float:
-    """Return seconds of a clock that is never set and counts also while the machine sleeps."""
+    """Return the seconds of a clock that is never set and also counts during suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _last_time(path: Path) -> float:
-    """Return the time of the last line that has one, within the last 64 KB; else 0."""
+    """Return the time of the last line that has one, within the last 64 KB of the file; else 0."""
     with open_regular(path) as file:
         file.seek(max(0, file.seek(0, 2) - _TAIL))
         tail = file.read(_TAIL)
@@ -220,6 +224,7 @@ def _last_time(path: Path) -> float:
 
 
 def _is_torn(path: Path) -> bool:
+    """Return whether the file ends without a newline."""
     with open_regular(path) as file:
         if not file.seek(0, 2):
             return False

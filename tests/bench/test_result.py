@@ -43,7 +43,7 @@ def test_json_holds_every_figure() -> None:
     assert document["machine"]["cores"] >= 1
 
 
-def test_the_picture(tmp_path: Path) -> None:
+def test_the_image(tmp_path: Path) -> None:
     file = tmp_path / "launch.png"
     RESULT.plot(file)
     assert file.read_bytes().startswith(b"\x89PNG")

@@ -76,7 +76,7 @@ def plain_round() -> None:
     allstep.shutdown()
 
 
-def hvd_round(net: Any, optimizer: Any) -> Any:
+def hvd_round(model: Any, optimizer: Any) -> Any:
     """With three groups: the engine's, a process set's and that of the gradients."""
     chosen = hvd.ProcessSet([0])
     hvd.init(process_sets=[chosen])
@@ -85,23 +85,23 @@ def hvd_round(net: Any, optimizer: Any) -> Any:
     if chosen.included():
         hvd.allreduce(torch.ones(3), process_set=chosen)
     if optimizer is None:
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
     for _ in range(2):
         optimizer.zero_grad()
-        net(torch.ones(2, 3)).sum().backward()
+        model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
     hvd.barrier()
     hvd.shutdown()
     return optimizer
 
 
-def both_round(net: Any) -> None:
+def both_round(model: Any) -> None:
     """An optimizer of this round alone, with shared weights, in a world that allstep.init() made."""
     allstep.init()
     hvd.init()
-    inner = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    inner = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(inner, share_weights=True)
-    net(torch.ones(2, 3)).sum().backward()
+    model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     hvd.barrier()
     hvd.shutdown()
@@ -110,12 +110,12 @@ def both_round(net: Any) -> None:
 
 def many_rounds(rounds: int) -> list[tuple[str, Held, Held, Held]]:
     """For each kind of round what was held before all, after some rounds and after the last."""
-    net, optimizer, found = torch.nn.Linear(3, 2), None, []
+    model, optimizer, found = torch.nn.Linear(3, 2), None, []
     before = held()
 
     def again() -> None:
         nonlocal optimizer
-        optimizer = hvd_round(net, optimizer)
+        optimizer = hvd_round(model, optimizer)
 
     kinds = {
         "allstep.init": plain_round,

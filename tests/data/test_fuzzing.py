@@ -23,9 +23,9 @@ def run(
     folder: Path, kind: str, seed: int, count: int, seconds: float
 ) -> subprocess.CompletedProcess[str]:
     """Cases in a process of their own, with its limits."""
-    words = [kind, str(seed), str(count), str(seconds), str(folder)]
+    arguments = [kind, str(seed), str(count), str(seconds), str(folder)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, data_fuzzing.__file__, *words]
+    command = [sys.executable, data_fuzzing.__file__, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, errors="replace", env=env, check=False
     )
@@ -49,8 +49,8 @@ def test_damaged_files_are_refused_or_read(kind: str, tmp_path: Path) -> None:
 def test_the_fuzzer_finds_what_it_looks_for(tmp_path: Path) -> None:
     """A traceback, a hang and too much memory each end it, and it names the case."""
     source = (
-        "import sys, time; from support import data_fuzzing; data_fuzzing.SECONDS = 1; data_fuzzing.use = {};"
-        " data_fuzzing.main({})"
+        "import sys, time; from support import data_fuzzing; data_fuzzing.SECONDS = 1;"
+        " data_fuzzing.use = {}; data_fuzzing.main({})"
     )
     for fault, sign in (
         ("lambda *given: int('x')", "ValueError"),

@@ -1,6 +1,6 @@
-"""`open_source` looks at what is there.
+"""`open_source` chooses the source by names and content.
 
-Each kind is made small and opened by its folder, file, pattern and list.
+A small dataset of each kind is opened by its folder, file, pattern and list.
 """
 
 import subprocess
@@ -71,7 +71,7 @@ def test_idx_files(folder: Path) -> None:
     assert len(open_source(folder)) == 3 and len(open_source(folder, train=False)) == 2
     assert len(open_source(folder / "t10k-images-idx3-ubyte")) == 2
     (folder / "train-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match="expected its labels beside it: train-labels-idx1-ubyte"):
+    with pytest.raises(DataError, match="its labels in the same folder: train-labels-idx1-ubyte"):
         open_source(folder)
 
 
@@ -93,14 +93,14 @@ def test_a_source_is_a_source() -> None:
     assert open_source(source) is source
 
 
-def test_what_does_not_fit_is_said(folder: Path) -> None:
+def test_unknown_content_is_an_error(folder: Path) -> None:
     with pytest.raises(DataError, match=r"expected TFRecord files, .* found nothing"):
         open_source(folder)
     for name in "abcdefg":
         (folder / name).write_text("x")
     with pytest.raises(DataError, match="found a, b, c, d, e and 2 more"):
         open_source(folder)
-    with pytest.raises(DataError, match="not known by its name"):
+    with pytest.raises(DataError, match="expected the name of TFRecord files, tar files"):
         open_source(folder / "a")
     with pytest.raises(DataError, match="no such file or folder"):
         open_source(folder / "zz")
@@ -116,7 +116,7 @@ def test_an_empty_name_is_not_the_current_folder(
     (folder / "cat").mkdir()
     (folder / "cat" / "x.jpg").write_bytes(b"x")
     monkeypatch.chdir(folder)
-    with pytest.raises(DataError, match="no place is given"):
+    with pytest.raises(DataError, match="no path given"):
         open_source("")
 
 
@@ -130,7 +130,7 @@ def test_an_empty_name_is_not_the_current_folder(
         ),
         (
             {"cat/x.jpg": b"", "dog/y.jpg": b""},
-            "only TFRecord and tar files are read, found cat, dog; copy it",
+            "only TFRecord and tar files are read from a URL, found cat, dog; copy it",
         ),
         (
             {"train-images-idx3-ubyte": b"", "train-labels-idx1-ubyte": b""},
@@ -152,23 +152,23 @@ def test_a_folder_behind_a_url(content: dict[str, bytes], kind: Any) -> None:
         memory.rm("/v1.0", recursive=True)
 
 
-def test_what_is_read_from_the_disk_only_is_said_to_be_so() -> None:
+def test_what_is_read_from_the_disk_only_is_an_error_for_a_url() -> None:
     pytest.importorskip("fsspec")
     for name in ("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz", "data_batch_1.bin"):
         with pytest.raises(
-            DataError, match="behind a URL only TFRecord and tar files are read; copy it"
+            DataError, match="only TFRecord and tar files are read from a URL; copy it"
         ):
             open_source(f"memory://nowhere/{name}")
-    with pytest.raises(DataError, match="behind a URL only"):
+    with pytest.raises(DataError, match="only TFRecord and tar files are read from a URL"):
         FolderSource("memory://nowhere")
-    with pytest.raises(DataError, match="not known by its name"):
+    with pytest.raises(DataError, match="expected the name of TFRecord files, tar files"):
         open_source("memory://nowhere")
 
 
 def test_what_has_no_test_part_does_not_give_the_training_set(folder: Path) -> None:
     def refused(where: Path) -> bool:
         with pytest.raises(
-            DataError, match="only folders of idx files and CIFAR-10's have a test part"
+            DataError, match="only folders of idx files and of CIFAR-10 contain a test split"
         ):
             open_source(where, train=False)
         return True
@@ -199,7 +199,7 @@ def test_a_missing_file_of_cifar_is_an_error(folder: Path) -> None:
         (folder / f"data_batch_{number}.bin").write_bytes(bytes(3073 * 2))
     with pytest.raises(
         DataError,
-        match=r"data_batch_3\.bin is missing; copy it, or name the files to read by a pattern",
+        match=r"data_batch_3\.bin is missing; copy it, or select the other files with a pattern",
     ):
         open_source(folder)
     assert len(open_source(str(folder / "data_batch_*.bin"))) == 8
@@ -211,30 +211,30 @@ def test_a_missing_file_of_cifar_is_an_error(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "message"),
     [
-        (["a.tar", "x.tfrecord"], r"holds TFRecord files and tar files \(a\.tar, x\.tfrecord\)"),
-        (["a.tar", "b.tar.xz"], r"b\.tar\.xz: tar files are read as \.tar, \.tar\.gz and \.tgz"),
-        (["a.tar", "a.tar.gz"], r"a\.tar and a\.tar\.gz hold the same samples"),
-        (["a.tar", "a.tgz"], r"a\.tar and a\.tgz hold the same samples"),
+        (["a.tar", "x.tfrecord"], r"both TFRecord files and tar files \(a\.tar, x\.tfrecord\)"),
+        (["a.tar", "b.tar.xz"], r"cannot read b\.tar\.xz, expected \.tar, \.tar\.gz or \.tgz"),
+        (["a.tar", "a.tar.gz"], r"a\.tar and a\.tar\.gz contain the same samples"),
+        (["a.tar", "a.tgz"], r"a\.tar and a\.tgz contain the same samples"),
         (
             ["x-00000-of-00001.tar", "x-00000-of-00002.tar", "x-00001-of-00002.tar"],
-            "holds shards of two sets",
+            "contains shards of two datasets",
         ),
         (["x-00000-of-00002.tar"], "1 of 2 shards are missing, the first is x-00001-of-00002.tar"),
     ],
 )
 def test_a_folder_of_which_some_would_be_read_or_twice(
-    folder: Path, names: list[str], words: str
+    folder: Path, names: list[str], message: str
 ) -> None:
-    """Here and behind a URL."""
+    """In a local folder and at a URL."""
     memory = pytest.importorskip("fsspec").filesystem("memory")
     for name in names:
         (folder / name).write_bytes(bytes(1024))
         memory.pipe(f"/mixed/{name}", bytes(1024))
     try:
         for where in (folder, "memory://mixed/", "memory://mixed"):
-            with pytest.raises(DataError, match=words):
+            with pytest.raises(DataError, match=message):
                 open_source(where)
     finally:
         memory.rm("/mixed", recursive=True)

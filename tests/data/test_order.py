@@ -1,4 +1,4 @@
-"""Who reads what: exact cover for any number of samples, workers and positions."""
+"""Which rank reads what: exact cover for any number of samples, workers and positions."""
 
 import math
 
@@ -57,7 +57,7 @@ def test_the_order_is_the_same_on_every_machine_and_in_every_version() -> None:
 @pytest.mark.parametrize("n", [7, 64, 100])
 def test_the_order_looks_random(n: int) -> None:
     """Every sample is equally often at every position: chi-squared against the uniform table,
-    within 5 standard deviations."""
+    within 5 std."""
     rounds = 2000
     table = np.zeros((n, n))
     for seed in range(rounds):
@@ -173,7 +173,7 @@ def test_an_epoch_is_covered_exactly(n: int, batch: int, size: int, seed: int, e
     seed=SEEDS,
     sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
 )
-def test_going_on_with_another_number_of_workers_gives_the_same_sequence(
+def test_resuming_with_another_number_of_workers_gives_the_same_sequence(
     data: st.DataObject, n: int, seed: int, sizes: tuple[int, int]
 ) -> None:
     position = data.draw(st.integers(0, 3 * n))
@@ -205,9 +205,8 @@ def test_whole_no_rank_reads_a_sample_twice_in_an_epoch(
     for plan, other in zip(whole, shares, strict=True):
         numbers = [number for _, mine in plan for number in mine.tolist()]
         assert len(set(numbers)) == len(numbers)
-        assert [len(mine) for _, mine in plan] == [
-            len(mine) for _, mine in other
-        ]  # as many batches, as large as with "share"
+        # Number and sizes of the batches are those of the partition "share".
+        assert [len(mine) for _, mine in plan] == [len(mine) for _, mine in other]
 
 
 def test_whole_the_orders_of_ranks_have_nothing_to_do_with_each_other() -> None:
@@ -215,9 +214,8 @@ def test_whole_the_orders_of_ranks_have_nothing_to_do_with_each_other() -> None:
         np.concatenate([mine for _, mine in order.plan(reader, 0, 4000, 100)])
         for reader in readers(4000, 1, 2, "whole")
     )
-    assert (
-        800 < len(np.intersect1d(first, second)) < 1200
-    )  # of 2000 each: half of the set, drawn twice
+    # Each rank reads 2000, half of the dataset; independent halves share 1000 on average.
+    assert 800 < len(np.intersect1d(first, second)) < 1200
 
 
 def test_every_kind_of_integer_names_the_same_order() -> None:

@@ -149,6 +149,7 @@ def test_packages_are_those_that_allstep_declares() -> None:
     assert {"torch", "numpy", "rich", "mpi4py"} <= found.keys()
     assert found["torch"].version == importlib.metadata.version("torch")
     assert found["torch"].extra is None and found["torch"].least
+    assert found["torch"].below and found["numpy"].below is None
     assert found["mpi4py"].extra == "mpi"
     assert "pytest" not in found
 

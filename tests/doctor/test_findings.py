@@ -243,6 +243,9 @@ def test_findings_that_need_another_machine(facts: Facts) -> None:
     assert severities(replace(facts, torch=replace(engine, version="2.4.1")), "too old") == [
         Severity.PROBLEM
     ]
+    assert severities(replace(facts, torch=replace(engine, version="2.99.0")), "too new") == [
+        Severity.WARNING
+    ]
     assert severities(replace(facts, torch=replace(engine, backends={})), "no Gloo") == [
         Severity.PROBLEM
     ]

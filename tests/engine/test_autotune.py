@@ -12,7 +12,7 @@ import torch
 from allstep import engine
 from allstep.engine import Kind, Op, Request
 from allstep.engine.autotune import CANDIDATES, MB, MEASUREMENTS, Autotune, Log, read_autotune
-from allstep.engine.request import Ask, decode, encode
+from allstep.engine.request import RequestSpec, decode, encode
 from allstep.errors import AllstepError, ConfigError
 from support.ranks import Ranks
 
@@ -22,7 +22,7 @@ COLUMNS = [
 ]
 
 
-def ask(name: str, numel: int = 250) -> Ask:
+def ask(name: str, numel: int = 250) -> RequestSpec:
     return decode(encode(Request(Kind.ALLREDUCE, name, torch.empty(numel)), name))
 
 
@@ -119,10 +119,10 @@ def test_variables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"HOROVOD_AUTOTUNE": "yes"}, "HOROVOD_AUTOTUNE='yes' is not a number from 0"),
+        ({"HOROVOD_AUTOTUNE": "yes"}, "HOROVOD_AUTOTUNE='yes' is not a number of at least 0"),
         (
             {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "0"},
-            "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE=0: a measurement needs 1 step",
+            "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE=0: expected at least 1 step",
         ),
         (
             {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "-1"},
@@ -157,7 +157,9 @@ def test_a_log_that_cannot_be_written_any_more_is_reported_once(
         tuner.reduced([ask("x")])
     assert len(tuner.samples) == 3
     assert (
-        capsys.readouterr().err.count("cannot be written: No such file or directory; it ends here")
+        capsys.readouterr().err.count(
+            "cannot be written: No such file or directory; the log ends here"
+        )
         == 1
     )
 

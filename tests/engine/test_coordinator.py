@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.engine import messages as say
+from allstep.engine import messages
 from allstep.engine.coordinator import Coordinator
 from allstep.engine.request import Kind, Op, Request, decode, encode
 
@@ -22,13 +22,15 @@ def ask(
     return encode(Request(kind, tensor=torch.zeros(2) if tensor is None else tensor, **more), name)
 
 
-def asked(coordinator: Coordinator, rank: int, *data: bytes) -> list[say.Fields]:
-    coordinator.take(rank, [say.ASK, *data])
+def asked(coordinator: Coordinator, rank: int, *data: bytes) -> list[messages.Fields]:
+    coordinator.take(rank, [messages.ASK, *data])
     return coordinator.answers()
 
 
-def names_done(answers: Sequence[say.Fields]) -> list[str]:
-    return [decode(data).name for answer in answers if answer[0] == say.DO for data in answer[1::2]]
+def names_done(answers: Sequence[messages.Fields]) -> list[str]:
+    return [
+        decode(data).name for answer in answers if answer[0] == messages.DO for data in answer[1::2]
+    ]
 
 
 # What is ready, in every order
@@ -59,7 +61,7 @@ def test_each_operation_is_done_once_when_its_last_member_asks(program: Any, eve
     missing = {operation: set(sets[operation[0]]) for _, operation in asks}
     expected, done = [], []
     for index, (rank, (number, name)) in enumerate(asks):
-        coordinator.take(rank, [say.ASK, ask(name, process_set=number)])
+        coordinator.take(rank, [messages.ASK, ask(name, process_set=number)])
         missing[number, name].remove(rank)
         if not missing[number, name]:
             expected.append(name)
@@ -179,7 +181,7 @@ def test_differences_are_told_to_all(
     for _ in range(2):  # and remembered
         asked(coordinator, 0, ask("x", **first))
         (answer,) = asked(coordinator, 1, ask("x", **second))
-        assert answer[:4] == [say.REFUSE, b"0", b"x", say.MISMATCH]
+        assert answer[:4] == [messages.REFUSE, b"0", b"x", messages.MISMATCH]
         assert words in answer[4].decode()
     asked(coordinator, 0, ask("x"))
     assert names_done(asked(coordinator, 1, ask("x"))) == ["x"]
@@ -198,7 +200,7 @@ def test_a_tensor_on_the_gpu_of_one_rank_only() -> None:
 def test_a_tensor_without_rows(kind: Kind) -> None:
     coordinator = Coordinator(1, {0: (0,)})
     (answer,) = asked(coordinator, 0, ask("x", kind, torch.tensor(1.0)))
-    assert answer[3] == say.MISMATCH and b"rank zero" in answer[4]
+    assert answer[3] == messages.MISMATCH and b"rank zero" in answer[4]
 
 
 def test_rows_and_splits_of_all_ranks_come_with_the_answer() -> None:
@@ -215,7 +217,7 @@ def test_rows_and_splits_of_all_ranks_come_with_the_answer() -> None:
 # Join
 
 
-def join(coordinator: Coordinator, rank: int) -> list[say.Fields]:
+def join(coordinator: Coordinator, rank: int) -> list[messages.Fields]:
     return asked(coordinator, rank, encode(Request(Kind.JOIN), "join.noname"))
 
 
@@ -228,7 +230,7 @@ def test_ranks_that_joined_are_not_waited_for() -> None:
     assert names_done(asked(coordinator, 2, ask("late"))) == ["late"]
     assert join(coordinator, 2) == []
     assert names_done(asked(coordinator, 0, ask("last"))) == ["last"]
-    assert join(coordinator, 0) == [[say.JOINED, b"0"]]
+    assert join(coordinator, 0) == [[messages.JOINED, b"0"]]
     assert asked(coordinator, 0, ask("after")) == []  # all are needed again
     assert asked(coordinator, 1, ask("after")) == []
 
@@ -262,8 +264,8 @@ def test_a_set_without_the_joined_rank_is_not_disturbed() -> None:
 
 
 def notice(coordinator: Coordinator, rank: int, number: int, key: bytes = b"sgd") -> list[bytes]:
-    coordinator.take(rank, [say.NOTICE, key, b"%d" % number])
-    return [answer[2] for answer in coordinator.answers() if answer[0] == say.NOTICE]
+    coordinator.take(rank, [messages.NOTICE, key, b"%d" % number])
+    return [answer[2] for answer in coordinator.answers() if answer[0] == messages.NOTICE]
 
 
 def test_a_rank_that_joined_hears_of_each_step_once() -> None:
@@ -271,7 +273,9 @@ def test_a_rank_that_joined_hears_of_each_step_once() -> None:
     assert notice(coordinator, 0, 4) == []
     assert notice(coordinator, 1, 3) == []
     answers = join(coordinator, 1)
-    assert [answer for answer in answers if answer[0] == say.NOTICE] == [[say.NOTICE, b"sgd", b"4"]]
+    assert [answer for answer in answers if answer[0] == messages.NOTICE] == [
+        [messages.NOTICE, b"sgd", b"4"]
+    ]
     assert notice(coordinator, 2, 4) == []
     assert notice(coordinator, 0, 6) == [b"5", b"6"]
     assert notice(coordinator, 2, 6) == []
@@ -285,7 +289,7 @@ def test_a_rank_that_joined_hears_of_each_step_once() -> None:
 
 def fused(coordinator: Coordinator, asks: Sequence[Sequence[bytes]]) -> list[list[str]]:
     for data in asks:
-        coordinator.take(0, [say.ASK, *data])
+        coordinator.take(0, [messages.ASK, *data])
     return [[decode(data).name for data in answer[1::2]] for answer in coordinator.answers()]
 
 
@@ -322,7 +326,7 @@ def test_groups_are_kept_apart_when_asked() -> None:
 # Process sets
 
 
-def change(coordinator: Coordinator, kind: Kind, *numbers: int) -> list[say.Fields]:
+def change(coordinator: Coordinator, kind: Kind, *numbers: int) -> list[messages.Fields]:
     data = encode(
         Request(kind, splits=numbers),
         "process_set." + ("add" if kind is Kind.ADD_SET else "remove"),
@@ -338,16 +342,16 @@ def test_numbers_of_sets_are_reused_in_the_order_in_which_they_were_freed() -> N
     coordinator = Coordinator(4, {0: (0, 1, 2, 3)})
     for number, ranks in enumerate([(0,), (1,), (2,)], 1):
         assert change(coordinator, Kind.ADD_SET, *ranks) == [
-            [say.ADD, b"%d" % number, b"%d" % ranks[0]]
+            [messages.ADD, b"%d" % number, b"%d" % ranks[0]]
         ]
     for number in (2, 1):
-        assert change(coordinator, Kind.REMOVE_SET, number) == [[say.REMOVE, b"%d" % number]]
-    assert change(coordinator, Kind.ADD_SET, 0, 1) == [[say.ADD, b"2", b"0,1"]]
-    assert change(coordinator, Kind.ADD_SET, 0, 2) == [[say.ADD, b"1", b"0,2"]]
-    assert change(coordinator, Kind.ADD_SET, 0, 3) == [[say.ADD, b"4", b"0,3"]]
+        assert change(coordinator, Kind.REMOVE_SET, number) == [[messages.REMOVE, b"%d" % number]]
+    assert change(coordinator, Kind.ADD_SET, 0, 1) == [[messages.ADD, b"2", b"0,1"]]
+    assert change(coordinator, Kind.ADD_SET, 0, 2) == [[messages.ADD, b"1", b"0,2"]]
+    assert change(coordinator, Kind.ADD_SET, 0, 3) == [[messages.ADD, b"4", b"0,3"]]
     (answer,) = change(coordinator, Kind.ADD_SET, 0, 3)
     assert (
-        answer[3] == say.VALUE
+        answer[3] == messages.VALUE
         and b"duplicate process set: [0, 3] is process set 4 already" in answer[4]
     )
 
@@ -356,8 +360,8 @@ def test_operations_of_a_removed_set_are_refused() -> None:
     coordinator = Coordinator(2, {0: (0, 1), 1: (0, 1)})
     asked(coordinator, 0, ask("x", process_set=1))
     refused, removed = change(coordinator, Kind.REMOVE_SET, 1)
-    assert refused[:4] == [say.REFUSE, b"1", b"x", say.VALUE]
-    assert removed == [say.REMOVE, b"1"]
+    assert refused[:4] == [messages.REFUSE, b"1", b"x", messages.VALUE]
+    assert removed == [messages.REMOVE, b"1"]
     (answer,) = asked(coordinator, 1, ask("x", process_set=1))
     assert b"process set 1 has been removed" in answer[4]
 
@@ -416,7 +420,7 @@ def test_a_stall_can_stop_everything() -> None:
     assert report.split("\n")[-3:] == ["0: [new]", "1: [new]", "2!: [old]"]
     assert "Will shutdown" in report
     (answer,) = coordinator.answers()
-    assert answer[:3] == [say.STOP, b"EngineStopped", report.encode()]
+    assert answer[:3] == [messages.STOP, b"EngineStopped", report.encode()]
     assert asked(coordinator, 2, ask("old")) == []  # nothing is answered any more
 
 
@@ -430,14 +434,19 @@ def test_an_operation_that_waits_too_long_is_an_error() -> None:
     clock.now = 10.1
     coordinator.expire(10)
     assert coordinator.answers() == [
-        [say.STOP, b"CollectiveTimeout", b"x: rank 0, rank 2 did not come within 10.0 s", b"0"]
+        [
+            messages.STOP,
+            b"CollectiveTimeout",
+            b"x: rank 0, rank 2 did not request it within 10.0 s",
+            b"0",
+        ]
     ]
 
 
 def test_what_was_ready_is_answered_before_the_stop() -> None:
     coordinator = Coordinator(1, {0: (0,)})
-    coordinator.take(0, [say.ASK, ask("x")])
-    coordinator.take(0, [say.STOP, b"EngineStopped", b"over", b""])
-    coordinator.take(0, [say.ASK, ask("y")])
+    coordinator.take(0, [messages.ASK, ask("x")])
+    coordinator.take(0, [messages.STOP, b"EngineStopped", b"over", b""])
+    coordinator.take(0, [messages.ASK, ask("y")])
     first, second = coordinator.answers()
-    assert names_done([first]) == ["x"] and second[0] == say.STOP
+    assert names_done([first]) == ["x"] and second[0] == messages.STOP

@@ -568,7 +568,10 @@ def notice_to_one_who_does_not_know() -> str:
 
 def test_notice_to_one_who_does_not_know(ranks: Ranks) -> None:
     for words in ranks(2, notice_to_one_who_does_not_know):
-        assert "adam: others begin step 1, and this rank has joined without knowing it" in words
+        assert (
+            "adam: other ranks begin step 1, but this rank has joined without a callback for it"
+            in words
+        )
 
 
 # Process sets
@@ -910,4 +913,4 @@ def test_a_stall_stops_all_when_asked(ranks: Ranks) -> None:
 
 def test_an_operation_that_waits_too_long(ranks: Ranks) -> None:
     for words in ranks(2, stalls_for_good, CollectiveTimeout, env={"ALLSTEP_TIMEOUT": "1.5"}):
-        assert "did not come within 1.5 s" in words
+        assert "did not request it within 1.5 s" in words

@@ -67,7 +67,7 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("kind", "more", "words"),
     [
-        (Kind.ALLREDUCE, {"tensor": None}, "needs a dense tensor, and was given no tensor"),
+        (Kind.ALLREDUCE, {"tensor": None}, "needs a dense tensor, found no tensor"),
         (Kind.ALLREDUCE, {"tensor": torch.zeros(2).to_sparse()}, "layout torch.sparse_coo"),
         (Kind.BROADCAST, {"root": 1}, r"invalid root rank 1: it must be one of \[0, 2, 3\]"),
         (Kind.REDUCESCATTER, {"tensor": torch.tensor(1.0)}, "does not support scalar"),

@@ -1,9 +1,8 @@
 """Records what real launchers put into the environment of their ranks: the JSON files beside this
 one.
 
-    .venv/bin/python tests/environments/record.py            all cases (root, Debian's packages of
-    tools/system-packages; a minute) .venv/bin/python tests/environments/record.py slurm      only
-    the cases with this text in their names
+    .venv/bin/python tests/environments/record.py            all cases (root, Debian's packages of tools/system-packages; a minute)
+    .venv/bin/python tests/environments/record.py slurm      only the cases with this text in their names
 
 A case is one command, run for real on hosts node1 and node2 (tests/hosts.py, tests/slurm.py) from
 an environment that holds nothing but PATH, HOME and LANG. Each rank keeps every variable that it
@@ -13,14 +12,15 @@ wrong.
 
 ```
 {"launcher":  who the ranks should say started them: torchrun, openmpi, mpich, slurm, pals, lsf, horovod, none
- "command", "version", "note", "recorded":  true; false for a file written by hand after "source",
- because nobody here has such a machine "files":     {variable: text}, where a variable names a file
- that a reader may open; the test writes it (by hand cases only) "ranks":     [the environment of
- rank 0, of rank 1, ...] "expect":    [{"rank", "size", "local_rank", "local_size", "cross_rank",
- "cross_size", "host"} of rank 0, of rank 1, ...]}
+ "command", "version", "note",
+ "recorded":  true; false for a file written by hand after "source", because nobody here has such a machine
+ "files":     {variable: text}, where a variable names a file that a reader may open; the test writes it (by hand cases only)
+ "ranks":     [the environment of rank 0, of rank 1, ...]
+ "expect":    [{"rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "host"} of rank 0, of rank 1, ...]}
 ```
-cross_rank and cross_size count the hosts that have a rank of the same local_rank, as Horovod does. A process that no launcher made a
-rank (a batch script) has launcher none and is a world of one. What is particular to the machine is replaced: addresses, paths.
+cross_rank and cross_size count the hosts that have a rank of the same local_rank, as Horovod does.
+A process that no launcher made a rank (a batch script) has launcher none and is a world of one.
+What is particular to the machine is replaced: addresses, paths.
 """
 
 import json

@@ -82,17 +82,17 @@ def test_what_is_refused(data: bytes, error: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", sorted(ODD))
 def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
-    """An OSError with words, at once: also from reading lines, whose file may be of any size."""
+    """An OSError with a text, at once: also from reading lines, whose file may be of any size."""
     path = tmp_path / "file"
     ODD[kind](path)
 
     def reads(read: Callable[[Path], object]) -> None:
-        words: str | None = None
+        text: str | None = None
         try:
             read(path)
         except OSError as error:
-            words = error.strerror
-        assert words or (kind == "terabyte of holes" and read is all_lines)
+            text = error.strerror
+        assert text or (kind == "terabyte of holes" and read is all_lines)
 
     limited(reads, [lambda path: read_regular(path, 1000), read_json, all_lines])
 
@@ -107,7 +107,7 @@ def test_a_file_that_waits_for_news(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             return None  # type: ignore[return-value]
 
     monkeypatch.setattr(bounded, "open_regular", lambda path: Waiting(io.FileIO(path)))
-    with pytest.raises(BlockingIOError, match="nothing is there to be read yet"):
+    with pytest.raises(BlockingIOError, match="it has no data to read yet"):
         read_regular(path, 1000)
 
 

@@ -18,21 +18,21 @@ import os, sys, time
 from pathlib import Path
 from allstep.files.lock import locked
 with locked(Path(sys.argv[1])) as handle:
-    os.pwrite(handle, b"somebody", 0)
+    os.pwrite(handle, b"another process", 0)
     print("held", flush=True)
     time.sleep(100)
 """
 
 
 @pytest.mark.usefixtures("processes")
-def test_another_process_waits_or_is_told_the_holder(tmp_path: Path) -> None:
+def test_another_process_waits_or_learns_the_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(LockTaken, match="is locked by somebody"), locked(path):
+        with pytest.raises(LockTaken, match="is locked by another process"), locked(path):
             pass
         threading.Timer(0.3, holder.kill).start()
         began = time.monotonic()

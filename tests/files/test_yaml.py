@@ -247,12 +247,12 @@ def test_whatever_is_in_a_config_is_a_config_or_one_line(tmp_path: Path) -> None
 
     def one(seed: int) -> None:
         file.write_bytes(bent(seed))
-        outcome, words = "config", ""
+        outcome, text = "config", ""
         try:
             read_config(str(file))
         except ConfigError as error:
-            outcome, words = "line", str(error)
-        assert "\n" not in words, words
+            outcome, text = "line", str(error)
+        assert "\n" not in text, text
         with outcomes.open("a") as out:
             out.write(outcome + "\n")
 

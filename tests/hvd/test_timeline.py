@@ -431,7 +431,7 @@ def test_a_disk_that_fills_up_ends_the_timeline_not_the_run(ranks: Ranks, tmp_pa
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes
     assert (
         outcomes[0].output.count(
-            "cannot be written: File too large; the timeline ends here, the run goes on"
+            "cannot be written: File too large; the timeline ends here, the run continues"
         )
         == 1
     )

@@ -1,4 +1,4 @@
-"""Two nets against each other, each with an optimizer of its own; while the generator learns, the
+"""Two models against each other, each with an optimizer of its own; while the generator learns, the
 critic is frozen."""
 
 from itertools import pairwise
@@ -12,7 +12,7 @@ torch.manual_seed(10 + hvd.rank())
 torch.set_num_threads(1)
 
 
-def net(*widths):
+def model(*widths):
     layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.LeakyReLU(0.2))]
     return nn.Sequential(*layers[:-1])
 
@@ -24,7 +24,7 @@ def distributed(model, prefix, lr):
     return hvd.DistributedOptimizer(optimizer, named_parameters=names)
 
 
-generator, critic = net(4, 32, 2), net(2, 32, 32, 1)
+generator, critic = model(4, 32, 2), model(2, 32, 32, 1)
 optimizer_g = distributed(generator, "generator", 2e-3)
 optimizer_d = distributed(critic, "critic", 2e-3)
 loss_of = nn.BCEWithLogitsLoss()

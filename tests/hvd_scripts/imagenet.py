@@ -1,4 +1,4 @@
-"""A residual net with gradual warm-up, local accumulation, metrics averaged over ranks, checkpoints
+"""A residual model with gradual warm-up, local accumulation, metrics averaged over ranks, checkpoints
 on rank 0 and resuming."""
 
 import argparse
@@ -49,7 +49,7 @@ class Metric:
         return self.sum / self.n
 
 
-def pictures(number):
+def sample_images(number):
     """Bright in one of four corners."""
     generator = torch.Generator().manual_seed(7)
     target = torch.randint(4, (number,), generator=generator)
@@ -118,7 +118,7 @@ resume_from_epoch = hvd.broadcast(
     torch.tensor(resume_from_epoch), root_rank=0, name="resume_from_epoch"
 ).item()
 
-train_dataset = pictures(320)
+train_dataset = sample_images(320)
 train_sampler = DistributedSampler(train_dataset, num_replicas=hvd.size(), rank=hvd.rank())
 train_loader = DataLoader(train_dataset, batch_size=allreduce_batch_size, sampler=train_sampler)
 

@@ -1,4 +1,4 @@
-"""A small convolutional net on pictures of digits, with every option that such scripts usually
+"""A small convolutional model on images of digits, with every option that such scripts usually
 have."""
 
 import argparse
@@ -47,8 +47,8 @@ def read(name, header):
 
 
 def dataset(part):
-    pictures = read(f"{part}-images-idx3-ubyte", 16).view(-1, 1, 8, 8).float() / 16
-    return TensorDataset(pictures, read(f"{part}-labels-idx1-ubyte", 8).long())
+    images = read(f"{part}-images-idx3-ubyte", 16).view(-1, 1, 8, 8).float() / 16
+    return TensorDataset(images, read(f"{part}-labels-idx1-ubyte", 8).long())
 
 
 def metric_average(value, name):

@@ -1,4 +1,4 @@
-"""Pictures per second on random data."""
+"""Images per second on random data."""
 
 import argparse
 import timeit

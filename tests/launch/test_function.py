@@ -15,20 +15,22 @@ import pytest
 import allstep
 from allstep.errors import ConfigError
 from allstep.launch.horovod import FOLDER
-from allstep.launch.large_values import collect, pieces
+from allstep.launch.large_values import chunks, collect
 from support.allstep_command import processes_with
 from support.hosts import Hosts
 from support.ranks import clean_environment, wait_until
 
 # The contract, section 5.3.
-SIGNATURE = """(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None,
-cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None,
-ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None, mpi_args=None,
-network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, max_np=None)"""
+SIGNATURE = """(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None,
+slots=None, reset_limit=None, cooldown_range=None, hosts=None, hostfile=None,
+host_discovery_script=None, start_timeout=None, ssh_port=None, ssh_identity_file=None,
+disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None, mpi_args=None,
+network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None,
+max_np=None)"""
 
 
 @pytest.fixture(autouse=True)
-def nobody_launched_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
 
@@ -66,9 +68,9 @@ def test_large_arguments_and_results_pass() -> None:
     assert allstep.run(lambda text: text[::-1], (data,)) == [data[::-1]]
 
 
-def test_pieces() -> None:
+def test_chunks() -> None:
     for data in (b"", b"a", os.urandom(1 << 20) * 33):
-        store = dict(pieces("key", data))
+        store = dict(chunks("key", data))
         assert max(map(len, store.values())) <= 1 << 20
         assert collect("key", store.get) == data
     assert collect("other", store.get) is None
@@ -89,13 +91,13 @@ def test_a_failing_worker_is_an_error_with_its_traceback(capfd: pytest.CaptureFi
     assert "KeyError: 'the reason'" in str(caught.value)
     with pytest.raises(RuntimeError, match=r"killed by signal 9 \(SIGKILL\)"):
         allstep.run(os.kill, (0, signal.SIGKILL))
-    with pytest.raises(RuntimeError, match="rank 0 ended well but brought no result"):
+    with pytest.raises(RuntimeError, match="rank 0 exited with code 0 but returned no result"):
         allstep.run(sys.exit)
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("options", "error", "text"),
     [
         ({"hosts": "a:1", "hostfile": "f"}, ValueError, "hosts and hostfile"),
         ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo and use_mpi"),
@@ -110,8 +112,8 @@ def test_a_failing_worker_is_an_error_with_its_traceback(capfd: pytest.CaptureFi
         ({"executable": "no-such-python"}, ConfigError, "command not found: no-such-python"),
     ],
 )
-def test_wrong_use(options: dict[str, object], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_wrong_use(options: dict[str, object], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
         allstep.run(print, **options)  # type: ignore[arg-type]
 
 
@@ -146,22 +148,22 @@ def test_on_two_hosts(two_hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("processes")
-def test_from_a_script_with_a_module_beside_it(tmp_path: Path) -> None:
+def test_from_a_script_with_a_module_next_to_it(tmp_path: Path) -> None:
     """Functions of `__main__` and of a module that only the script's folder has; Horovod's name as
     the script imports it."""
-    (tmp_path / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
+    (tmp_path / "neighbor.py").write_text("def twice(x):\n    return 2 * x\n")
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
         import sys
         sys.path.insert(0, {str(FOLDER)!r})
-        import horovod, beside
+        import horovod, neighbor
         def named():
             import horovod
             return horovod.__file__
         if __name__ == "__main__":
             assert horovod.run is horovod.runner.run
-            print(horovod.run(beside.twice, (4,), num_proc=2))
+            print(horovod.run(neighbor.twice, (4,), num_proc=2))
             print(horovod.run(named) == [horovod.__file__])
         """)
     )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("processes")
 
 
 def python(code: str, **env: str) -> str:
-    """What a program prints that was started by nobody, with the folder first on its path."""
+    """What a program prints that no launcher started, with the folder first on its path."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
     done = subprocess.run(
         command,
@@ -43,9 +43,10 @@ def test_names_are_the_same_objects() -> None:
         assert horovod.run is horovod.runner.run is allstep.run
         for name in allstep.torch.__all__:
             assert getattr(hvd, name) is getattr(allstep.torch, name), name
-        homes = {"horovod.torch.mpi_ops": "allstep.torch.mpi_ops", "horovod.torch.elastic.state": "allstep.torch.elastic.state"}
-        homes |= {f"horovod.torch.{n}": f"allstep.torch.{n}" for n in ("functions", "optimizer", "compression", "sync_batch_norm")}
-        homes |= {f"horovod.common.{n}": f"allstep.hvd.{n}" for n in ("basics", "elastic", "exceptions", "process_sets", "util")}
+        torch_names = "mpi_ops elastic.state functions optimizer compression sync_batch_norm"
+        common_names = "basics elastic exceptions process_sets util"
+        homes = {f"horovod.torch.{n}": f"allstep.torch.{n}" for n in torch_names.split()}
+        homes |= {f"horovod.common.{n}": f"allstep.hvd.{n}" for n in common_names.split()}
         for name, home in homes.items():
             assert importlib.import_module(name) is importlib.import_module(home), name
         import horovod.torch.elastic
@@ -65,20 +66,20 @@ def test_names_are_the_same_objects() -> None:
 @pytest.mark.parametrize(
     "name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"]
 )
-def test_what_is_not_there_says_so(name: str) -> None:
+def test_what_is_not_there_is_reported(name: str) -> None:
     code = f"""
         try:
             import horovod.{name}
         except ImportError as error:
             print(error)
     """
-    said = python(code)
-    assert said.startswith("allstep does not ")
-    assert "horovod.torch" in said
+    printed = python(code)
+    assert printed.startswith("allstep does not ")
+    assert "horovod.torch" in printed
 
 
 def test_a_real_horovod_is_left_alone(tmp_path: Path) -> None:
-    """It is found without the flag, shadowed with it, and also when somebody else's PYTHONPATH
+    """It is found without the flag, shadowed with it, and also when another PYTHONPATH
     names it."""
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("__version__ = 'the real one'\n")

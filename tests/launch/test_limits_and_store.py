@@ -44,7 +44,7 @@ def test_limits_out_of_range(value: str) -> None:
     done = run("run", "-np", "1", "true", env={"ALLSTEP_START_TIMEOUT": value})
     assert done.code == 2
     assert done.err.splitlines() == [
-        f"allstep: ALLSTEP_START_TIMEOUT='{value}' is no time limit: "
+        f"allstep: ALLSTEP_START_TIMEOUT='{value}' is no timeout: "
         "expected seconds above 0 and at most 31536000 (a year)"
     ]
 
@@ -55,14 +55,14 @@ import sys
 from allstep.cli import main
 from allstep.wire import Server
 
-turn = Server._turn
+turn = Server._run_once
 
 def broken(self):
     turn(self)
     if self.peek("break") is not None:
         raise RuntimeError("broken on purpose")
 
-Server._turn = broken
+Server._run_once = broken
 sys.argv = ["allstep", "run", "-np", "2", sys.executable, "-c", sys.argv[1]]
 main()
 """

@@ -191,7 +191,7 @@ import sys
 from allstep.launch import agent_main
 from allstep.launch.agent import Agent
 
-def tell(self, line):
+def send_line(self, line):
     self.link.outbox += line + b"\\n"
     self.link.flush()
 
@@ -204,7 +204,7 @@ AFTER_START = """
 start = Agent._on_start
 def spoiled(self, message):
     start(self, message)
-    tell(self, {line!r})
+    send_line(self, {line!r})
 Agent._on_start = spoiled
 """
 LINE = f'{{"kind": "KIND", "version": "{__version__}", "rank": RANK}}'.encode()
@@ -280,14 +280,14 @@ def test_half_a_character_in_lines_is_printed_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "env", "words"),
+    ("command", "env", "text"),
     [
         (["true", "a\0b"], {}, "the command holds a NUL byte"),
         (["true"], {"A": "x\0"}, "the variable A holds a NUL byte"),
     ],
 )
 def test_what_no_program_can_take_is_refused(
-    command: list[str], env: dict[str, str], words: str
+    command: list[str], env: dict[str, str], text: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=text):
         Job(command, [Host("localhost", 1)], env=env)

@@ -1,15 +1,12 @@
-"""The parts of the launcher that need no processes: lines, hosts, links, the choice of the first
+"""The parts of the launcher that need no processes: hosts, links, the choice of the first
 failure."""
 
-import itertools
 import os
 import re
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,134 +14,22 @@ from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
 from allstep.launch.agent import Agent, Worker
-from allstep.launch.cause import Failure, closing_words, first, last_words, report, teller
+from allstep.launch.cause import (
+    Failure,
+    explained_by,
+    final_report,
+    first,
+    last_error_lines,
+    report,
+)
 from allstep.launch.hosts.parse import Host, assign, is_here, parse_hosts, read_hostfile
-from allstep.launch.hosts.ssh import command_on, complaint, forwarded, parse_env_only
+from allstep.launch.hosts.ssh import command_on, describe_failure, forwarded, parse_env_only
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Lines, Problem
-from allstep.launch.output import lines
-from allstep.launch.output.lines import as_printed
-from allstep.launch.output.writer import Output
 from allstep.process.liveness import life_of
 from allstep.process.python import module_flags
 
 # Mostly what matters: ends of lines, redraws, and bytes that are not UTF-8.
-BYTES = st.lists(
-    st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"10%", "\u00e9".encode(), b"\xe9", b"\0"]),
-    max_size=40,
-)
-
-
-def fed(collector: lines.LineCutter, *chunks: bytes) -> list[str]:
-    return [piece for chunk in chunks for piece in collector.feed(chunk)]
-
-
-def printed(pieces: list[str]) -> str:
-    return "".join(map(as_printed, pieces))
-
-
-@given(BYTES, st.lists(st.integers(0, 80), max_size=6), st.floats(0.0, 2.0))
-def test_pieces_are_the_stream_however_it_arrives(
-    words: list[bytes], cuts: list[int], step: float
-) -> None:
-    data = b"".join(words)
-    at = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
-    clock = itertools.count(0.0, step)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        collector = lines.LineCutter()
-        pieces = fed(
-            collector, *(data[start:end] for start, end in itertools.pairwise(at) if start < end)
-        )
-        pieces += collector.end()
-    assert collector.end() == []
-    assert "".join(pieces).encode(errors="surrogateescape") == data
-    assert all(piece.encode(errors="surrogateescape") for piece in pieces)
-    for piece in pieces:
-        assert as_printed(piece).endswith("\n") or not piece.strip("\r")
-    if b"\r" not in data:
-        whole = data if data.endswith(b"\n") or not data else data + b"\n"
-        assert printed(pieces).encode(errors="surrogateescape") == whole
-
-
-def test_redraws_of_a_progress_bar_come_at_most_once_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    bar = lines.LineCutter()
-    pieces = []
-    for percent in range(101):
-        clock[0] += 0.05
-        pieces += bar.feed(b"\r%d%%" % percent)
-    pieces += bar.feed(b"\n")
-    shown = printed(pieces).splitlines()
-    assert shown[-1] == "100%"
-    assert 4 <= len(shown) <= 7
-    assert "".join(pieces) == "".join(f"\r{percent}%" for percent in range(101)) + "\n"
-    assert bar.end() == []
-
-
-def test_windows_line_ends_and_an_unended_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    collector = lines.LineCutter()
-    assert printed(fed(collector, b"one\r\ntwo\r\n")) == "one\ntwo\n"
-    clock[0] += 5.0
-    assert printed(fed(collector, b"three\r", b"\nfour\r\n")) == "three\nfour\n", (
-        "no empty line between them"
-    )
-    clock[0] += 0.5
-    assert fed(collector, b"\r10%\r20%\r") == ["\r10%\r"]
-    assert printed(collector.end()) == "20%\n"
-
-
-def test_the_text_behind_the_last_carriage_return_is_printed() -> None:
-    assert as_printed("a\rb\n") == "b\n"
-    assert as_printed("a\rb\r\r\n\r\n") == "b\n\n"
-    assert as_printed("10%\r20%\r") == "20%\n"
-    assert as_printed("line\n\r") == "line\n"
-    assert as_printed("\r") == as_printed("") == ""
-
-
-def test_a_line_without_end_comes_in_pieces() -> None:
-    collector = lines.LineCutter()
-    pieces = fed(collector, *[b"x" * 70_000] * 40)
-    assert pieces
-    assert "".join(pieces + collector.end()) == "x" * 70_000 * 40
-
-
-def test_a_flood_of_redraws_is_not_kept_in_memory() -> None:
-    collector = lines.LineCutter()
-    chunks = [b"\r" + b"x" * 9_999] * 100
-    pieces = fed(collector, *chunks)
-    rest = "".join(collector.end())
-    assert len(rest) < 100_000
-    assert "".join(pieces) + rest == b"".join(chunks).decode()
-
-
-STREAM = b"one\r\n 10%\r 20%\rdone\n\x1b[1mbold\xe9\n\n 1%\r 2%"
-
-
-def test_log_files_have_the_bytes_that_the_worker_wrote(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    output = Output(2, {0}, tmp_path / "logs", tmp_path / "streams")
-    collector = lines.LineCutter()
-    for chunk in (STREAM[:4], STREAM[4:20], STREAM[20:]):
-        output.write(0, "out", collector.feed(chunk))
-    output.write(0, "out", collector.end())
-    assert output.write(1, "err", ["50%\rTraceback\n  line\r\n"]) == ["Traceback", "  line"]
-    assert list(output.errors[1]) == ["Traceback", "  line"]
-    output.close()
-    assert (tmp_path / "logs/rank-0.log").read_bytes() == STREAM
-    assert (tmp_path / "streams/rank.0/stdout").read_bytes() == STREAM
-    assert (tmp_path / "logs/rank-1.log").read_bytes() == b"50%\rTraceback\n  line\r\n"
-    shown = os.fsencode(capfd.readouterr().out)
-    assert shown.startswith(b"[0] one\n[0] done\n[0] \x1b[1mbold")
-    assert shown.endswith(b"\n[0] \n[0]  2%\n")
-
-
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,3}(\.[a-z0-9-]{1,4})?", fullmatch=True)
 HOSTS = st.lists(
     st.tuples(NAMES, st.integers(1, 9)), min_size=1, max_size=5, unique_by=lambda host: host[0]
@@ -177,7 +62,7 @@ def test_a_hostfile_in_any_dialect(tmp_path: Path) -> None:
         read_hostfile(file)
 
 
-def test_ipv6_addresses_stand_in_brackets() -> None:
+def test_ipv6_addresses_are_in_brackets() -> None:
     assert parse_hosts("[fe80::1]:2,me@[::2]") == [Host("fe80::1", 2), Host("me@::2", 1)]
     with pytest.raises(ConfigError, match="brackets"):
         parse_hosts("fe80::1")
@@ -266,7 +151,7 @@ def test_env_only_keeps_what_workers_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "error"),
     [
         (
             "WANTED,WANDB_API_KY",
@@ -283,9 +168,9 @@ def test_env_only_keeps_what_workers_need() -> None:
         ),
     ],
 )
-def test_env_only_refuses_what_cannot_be_sent(text: str, complaint: str) -> None:
+def test_env_only_refuses_what_cannot_be_sent(text: str, error: str) -> None:
     env = {"WANTED": "w", "WANDB_API_KEY": "k", "HOME": "h", "SSH_AUTH_SOCK": "s"}
-    with pytest.raises(ConfigError, match=re.escape(complaint)):
+    with pytest.raises(ConfigError, match=re.escape(error)):
         parse_env_only(text, env)
 
 
@@ -297,7 +182,7 @@ TRACEBACK = [
 
 
 def test_the_last_traceback_with_its_chain() -> None:
-    noise = ["warning: a", *TRACEBACK, "going on"]
+    noise = ["warning: a", *TRACEBACK, "continuing"]
     chained = [
         *TRACEBACK,
         "",
@@ -305,23 +190,23 @@ def test_the_last_traceback_with_its_chain() -> None:
         "",
         *TRACEBACK,
     ]
-    assert last_words([*noise, *chained]) == chained
-    assert last_words([f"[rank1]: {line}" for line in TRACEBACK]) == TRACEBACK
-    assert last_words([f"line {number}" for number in range(20)]) == [
+    assert last_error_lines([*noise, *chained]) == chained
+    assert last_error_lines([f"[rank1]: {line}" for line in TRACEBACK]) == TRACEBACK
+    assert last_error_lines([f"line {number}" for number in range(20)]) == [
         f"line {number}" for number in range(10, 20)
     ]
-    assert last_words([]) == []
+    assert last_error_lines([]) == []
 
 
 @pytest.mark.parametrize(
-    "words",
+    "text",
     [
         "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4",
         "HorovodInternalError: Horovod has been shut down by rank 1",
     ],
 )
-def test_a_lost_connection_is_a_consequence(words: str) -> None:
-    lost = ("Traceback (most recent call last):", words)
+def test_a_lost_connection_is_a_consequence(text: str) -> None:
+    lost = ("Traceback (most recent call last):", text)
     failures = [
         Failure(0, "a", 1, 1.0, lost),
         Failure(2, "a", 1, 1.1, lost),
@@ -335,8 +220,8 @@ def test_a_lost_connection_is_a_consequence(words: str) -> None:
     )
 
 
-TOLD = (
-    "a warning of somebody's",
+EXPLAINED = (
+    "a warning of another library",
     "allstep: the run diverged: the loss is nan",
     "  what to try:",
     "    optimizer.clip=1",
@@ -345,35 +230,35 @@ TOLD = (
 
 
 @pytest.mark.parametrize("code", [1, 2])
-def test_what_a_worker_has_told_is_not_told_again(code: int) -> None:
-    rank_0, silent = Failure(0, "a", code, 1.2, TOLD), Failure(1, "a", code, 1.1)
+def test_what_a_worker_has_explained_is_not_repeated(code: int) -> None:
+    rank_0, silent = Failure(0, "a", code, 1.2, EXPLAINED), Failure(1, "a", code, 1.1)
     for failures in ([silent, rank_0], [rank_0, silent], [rank_0]):
-        assert teller(failures, failures) is rank_0
-        assert teller(failures, [silent]) is None, "rank 0 is not shown (--show)"
-        assert closing_words(failures, failures, 2, 0).startswith(
+        assert explained_by(failures, failures) is rank_0
+        assert explained_by(failures, [silent]) is None, "rank 0 is not shown (--show)"
+        assert final_report(failures, failures, 2, 0).startswith(
             "allstep run: rank 0 on a failed first of 2: exit code"
         )
-        assert "\n" not in closing_words(failures, failures, 2, 0)
+        assert "\n" not in final_report(failures, failures, 2, 0)
 
 
 @pytest.mark.parametrize(
     "failures",
     [
         [Failure(1, "a", 1, 1.1)],
-        [Failure(0, "a", 3, 1.1, TOLD)],
-        [Failure(0, "a", -6, 1.1, TOLD)],
-        [Failure(0, "a", 1, 1.1, (*TOLD, "a word of the script's own"))],
-        [Failure(0, "a", 1, 1.1, ("Traceback (most recent call last):", *TOLD))],
-        [Failure(0, "a", 2, 1.2, TOLD), Failure(1, "a", 1, 1.1)],
+        [Failure(0, "a", 3, 1.1, EXPLAINED)],
+        [Failure(0, "a", -6, 1.1, EXPLAINED)],
+        [Failure(0, "a", 1, 1.1, (*EXPLAINED, "a line of the script"))],
+        [Failure(0, "a", 1, 1.1, ("Traceback (most recent call last):", *EXPLAINED))],
+        [Failure(0, "a", 2, 1.2, EXPLAINED), Failure(1, "a", 1, 1.1)],
         [
-            Failure(0, "a", 1, 1.2, TOLD),
+            Failure(0, "a", 1, 1.2, EXPLAINED),
             Failure(1, "a", 1, 1.1, ("Traceback (most recent call last):", "  x", "KeyError: 3")),
         ],
-        [Failure(0, "a", 1, 1.1, TOLD, lost="no sign of life for 9 s")],
+        [Failure(0, "a", 1, 1.1, EXPLAINED, lost="no sign of life for 9 s")],
     ],
 )
-def test_what_was_not_told_in_whole_is_reported(failures: list[Failure]) -> None:
-    assert teller(failures, failures) is None
+def test_what_was_not_explained_is_reported(failures: list[Failure]) -> None:
+    assert explained_by(failures, failures) is None
 
 
 def test_how_a_rank_ended() -> None:
@@ -424,24 +309,24 @@ def test_host_names_that_are_usable() -> None:
 def test_a_bus_error_has_a_hint() -> None:
     found = Failure(0, "h", -7, 1.0)
     assert found.how.startswith(
-        "killed by signal 7 (SIGBUS); a mapped file became shorter while it was read"
+        "killed by signal 7 (SIGBUS); a mapped file, such as a data file, was truncated"
     )
 
 
 def test_ssh_takes_a_host_for_a_host() -> None:
     command = command_on("node-1", "ssh -p 22", "-V")
     assert command[command.index("node-1") - 1] == "--"
-    assert "`ssh -o BatchMode=yes -- 'a b' true`" in complaint("a b", 255, "refused")
-    assert complaint("h", 0, "", "it printed 'hi'").endswith(
-        "before it said hello: it printed 'hi'"
+    assert "`ssh -o BatchMode=yes -- 'a b' true`" in describe_failure("a b", 255, "refused")
+    assert describe_failure("h", 0, "", "it printed 'hi'").endswith(
+        "before its hello: it printed 'hi'"
     )
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [("", "is empty"), ("ssh 'a", "No closing quotation"), (" \n", "is empty")]
+    ("given", "text"), [("", "is empty"), ("ssh 'a", "No closing quotation"), (" \n", "is empty")]
 )
-def test_an_ssh_command_that_is_none(given: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^--ssh .*{words}.*"):
+def test_an_ssh_command_that_is_none(given: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--ssh .*{text}.*"):
         command_on("node-1", given, "-V")
 
 
@@ -456,7 +341,7 @@ def test_an_agent_starts_without_a_warning() -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_a_worker_that_was_killed_first_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker 0 has missed worker 1 and failed, before the kernel has freed the memory of worker 1."""
+    """Worker 0 has failed because of worker 1, whose memory the kernel has not freed yet."""
     ours, theirs = socket.socketpair()
     agent = Agent(Link(ours.fileno(), ours.fileno(), TO_AGENT), "here", remote=False)
     for rank in range(2):

@@ -126,7 +126,7 @@ def test_odd_hostfiles(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(60)
 def test_a_discovery_script_may_leave_a_process_behind(tmp_path: Path) -> None:
-    """An ssh-agent, say, which holds the standard output of the script open."""
+    """For example an ssh-agent, which holds the standard output of the script open."""
     began = time.monotonic()
     hosts = discover(f"sleep 40 & echo $! > {tmp_path}/pid; echo localhost:2; echo more >&2", 1)
     assert hosts == [Host("localhost", 2)] and time.monotonic() - began < 20
@@ -140,7 +140,7 @@ def test_a_discovery_script_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cat /dev/zero", "printed more than 1,048,576 bytes"),
         (r"printf 'h\351\n'", "printed bytes that are not UTF-8"),
         ("echo a..b", "--host-discovery-script echo a..b: the host name 'a..b' is not usable"),
-        ("head -c 3000000 /dev/zero >&2; exit 3", "it ended with 3 and said"),
+        ("head -c 3000000 /dev/zero >&2; exit 3", "exit code 3, standard error"),
     ):
         with pytest.raises(ConfigError, match=re.escape(complaint)):
             discover(script, 1)

@@ -10,7 +10,7 @@ import pytest
 
 from allstep import machine, wire
 from allstep.launch.agent import Agent
-from allstep.launch.host_connection import Station
+from allstep.launch.host_connection import HostConnection
 from allstep.launch.hosts.parse import Host
 from allstep.launch.job import Job
 from allstep.launch.launcher import Launcher
@@ -40,15 +40,15 @@ def store() -> Iterator[wire.Server]:
 
 
 def order_for_another_host(link: Link, store: wire.Server, env: dict[str, str]) -> Start:
-    """What a launcher tells the agent of a remote host.
+    """What a launcher sends to the agent of a remote host.
 
     The working folder is missing there, so that no worker starts.
     """
     job = Job(["true"], [Host("far", 1)], env=env, cwd="/no/such/folder")
     ssh = subprocess.Popen.__new__(subprocess.Popen)
-    station = Station(Host("far", 1), [0], link, process=ssh, hello=HELLO)
-    return Orders(job, places(["far"]), [station], "token", store.port, read_limits(env)).order(
-        station, ["127.0.0.1"]
+    connection = HostConnection(Host("far", 1), [0], link, process=ssh, hello=HELLO)
+    return Orders(job, places(["far"]), [connection], "token", store.port, read_limits(env)).order(
+        connection, ["127.0.0.1"]
     )
 
 
@@ -57,16 +57,16 @@ def test_silence_counts_from_the_hello_on(link: Link, store: wire.Server) -> Non
     launcher = Launcher(Job(["true"], [Host("far", 1)]))
     launcher.token, launcher.store = "token", store
     ssh = subprocess.Popen.__new__(subprocess.Popen)
-    station = Station(Host("far", 1), [0], link, process=ssh)
-    launcher.watch([station])
+    connection = HostConnection(Host("far", 1), [0], link, process=ssh)
+    launcher.watch([connection])
     launcher.began -= 10 * launcher.limits.lost
     # Not a pause of the launcher's own, which would be excused.
     launcher.state.decide(launcher._moment())
-    launcher.state.heard(0, 0.0)
-    launcher._turn()
+    launcher.state.note_alive(0, 0.0)
+    launcher._run_once()
     assert not launcher.state.failures
     launcher.state.take(Greeted(launcher._moment(), 0))
-    launcher._turn()
+    launcher._run_once()
     assert [
         failure.lost.startswith("no sign of life for ") for failure in launcher.state.failures
     ] == [True]
@@ -78,13 +78,13 @@ def test_the_agent_gives_up_before_the_launcher_does(
     order = order_for_another_host(link, store, {"ALLSTEP_LOST_SECONDS": "20"})
     agent = Agent(Link(link.read_fd, link.write_fd, TO_AGENT), "far", remote=True)
     link.send(order)
-    agent._hear()
+    agent._receive()
     assert list(map(type, link.receive())) == [Problem], "there is no such folder"
-    agent.heard = time.monotonic() - 13
+    agent.last_received = time.monotonic() - 13
     agent._beat()
     assert not agent.link.ended
     assert capfd.readouterr().err == ""
-    agent.heard = time.monotonic() - 15
+    agent.last_received = time.monotonic() - 15
     agent._beat()
     assert agent.link.ended
     assert (
@@ -112,13 +112,13 @@ def test_a_connection_that_ended_is_explained_by_what_ssh_printed(
         ["sh", "-c", 'printf %s "$0" >&2', printed], stderr=subprocess.PIPE
     ) as ssh:
         ssh.wait(10)
-        assert Station(Host("far", 1), [0], link, process=ssh).why_it_ended() == why
-    assert Station(Host("here", 1), [0], link).why_it_ended() == "its agent was killed"
+        assert HostConnection(Host("far", 1), [0], link, process=ssh).why_it_ended() == why
+    assert HostConnection(Host("here", 1), [0], link).why_it_ended() == "its agent was killed"
 
 
 def test_an_agent_without_orders_gives_up_sooner_than_the_default(link: Link) -> None:
     agent = Agent(link, "far", remote=True)
-    agent.heard = time.monotonic() - 8
+    agent.last_received = time.monotonic() - 8
     agent._beat()
     assert link.ended
     agent.port_holder.close()
@@ -128,7 +128,7 @@ def test_an_agent_without_orders_gives_up_sooner_than_the_default(link: Link) ->
 def test_two_worlds_never_run_at_once(lost: str) -> None:
     """The cable is cut.
 
-    Each side has last heard of the other up to a beat earlier, and looks at its clock once a beat.
+    Each side has last received a message up to a beat earlier, and looks at its clock once a beat.
     """
     limits = read_limits({"ALLSTEP_LOST_SECONDS": lost})
     agent_gives_up_at_the_latest = limits.lost_for_agent + limits.beat
@@ -145,11 +145,11 @@ def beat_once(launcher: Launcher) -> None:
 def test_a_lost_host_gets_no_more_signs_of_life(link: Link) -> None:
     launcher = Launcher(Job(["true"], [Host("far", 1)], env={"ALLSTEP_LOST_SECONDS": "0.1"}))
     ssh = subprocess.Popen.__new__(subprocess.Popen)
-    station = Station(Host("far", 1), [0], link, process=ssh, over=True)
-    launcher.watch([station])
+    connection = HostConnection(Host("far", 1), [0], link, process=ssh, over=True)
+    launcher.watch([connection])
     beat_once(launcher)
     assert list(link.receive()) == []
-    station.over = False
+    connection.over = False
     beat_once(launcher)
     assert list(link.receive()) == [Alive()]
 

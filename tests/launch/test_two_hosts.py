@@ -20,8 +20,9 @@ import json, os, sys, allstep, torch, torch.distributed as dist
 world = allstep.init()
 total = torch.tensor([float(world.rank)])
 dist.all_reduce(total)
-print(json.dumps([world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size, world.host,
-                  total.item(), os.getcwd(), sys.executable, os.environ["GLOO_SOCKET_IFNAME"], os.environ.get("SECRET")]))
+place = [world.rank, world.size, world.local_rank, world.local_size, world.cross_rank]
+here = [os.getcwd(), sys.executable, os.environ["GLOO_SOCKET_IFNAME"], os.environ.get("SECRET")]
+print(json.dumps([*place, world.cross_size, world.host, total.item(), *here]))
 """
 PLAIN_TORCH = """
 import torch, torch.distributed as dist
@@ -89,7 +90,7 @@ def test_four_ranks_on_two_hosts(
 def test_a_wrapper_in_place_of_ssh(
     two_hosts: Hosts, script, launched_from: str, tmp_path: Path
 ) -> None:
-    """`--ssh "kubectl exec"` and the like tell an agent no address of its host, and may print a lot
+    """`--ssh "kubectl exec"` and the like give an agent no address of its host, and may print a lot
     first."""
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(
@@ -160,7 +161,7 @@ DIGITS = ["allstep", "train", "digits", "epochs=2", "precision=float32"]
 
 
 def test_training_across_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
-    """Workers on two hosts train the net that one worker here trains."""
+    """Workers on two hosts train the model that one worker here trains."""
     size = 4 if SOAK else 2
     where = [
         "run",
@@ -237,13 +238,11 @@ def test_a_host_cut_off_is_named_within_15_seconds(
         began = time.monotonic()
         try:
             _, err = process.communicate(timeout=60)
-            assert (
-                time.monotonic() - began < lost_seconds + 12
-            )  # promised: + 5, if nothing stands still
+            assert time.monotonic() - began < lost_seconds + 12  # promised: + 5, if nothing pauses
             assert process.returncode == 1
             last = err.rpartition("allstep run: ")[2]
             assert last.startswith("host h2 is lost: no sign of life for"), err
-            # Nobody can tell h2 to stop, so it stops by itself.
+            # No message can reach h2, so it stops by itself.
             wait_until(
                 lambda: not processes_with(mark), lost_seconds + 20, "the end of all workers"
             )
@@ -252,7 +251,7 @@ def test_a_host_cut_off_is_named_within_15_seconds(
 
 
 def agents_of(workers: Iterable[int]) -> set[int]:
-    """The parents; what an agent itself has in its environment does not tell which run it belongs
+    """The parents; what an agent itself has in its environment does not show which run it belongs
     to."""
     parents = {
         int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in workers
@@ -264,9 +263,9 @@ def agents_of(workers: Iterable[int]) -> set[int]:
     }
 
 
-def test_a_machine_that_stands_still_loses_nobody(two_hosts: Hosts, script) -> None:
-    """Everybody is stopped for longer than a host may be silent, and some come back before the
-    others can say anything."""
+def test_a_machine_that_pauses_loses_no_host(two_hosts: Hosts, script) -> None:
+    """All processes are stopped for longer than a host may be silent, and some come back before the
+    others can send anything."""
     where, env = ["-H", "h1:1,h2:1", "--ssh", two_hosts.ssh], {"ALLSTEP_LOST_SECONDS": "3"}
     with running(*where, "python", script(FOREVER), env=env) as (process, mark):
         marked = {pid for pid in processes_with(mark) if pid != process.pid}

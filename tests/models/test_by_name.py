@@ -69,12 +69,12 @@ number = 3
 
 
 def test_the_options_are_those_of_the_factories() -> None:
-    for name, net in NAMES.items():
-        home, _, factory = net.home.partition(":")
+    for name, model in NAMES.items():
+        home, _, factory = model.home.partition(":")
         takes = inspect.signature(
             getattr(import_module(f"allstep.models.{home}"), factory)
         ).parameters
-        assert set(net.options) == takes.keys() - {*GIVEN, *net.settled}, name
+        assert set(model.options) == takes.keys() - {*GIVEN, *model.settled}, name
         check_options(name, {})
         with pytest.raises(ConfigError, match=f"model {name} has no option 'colour'; known are: "):
             check_options(name, {"colour": 1})
@@ -86,12 +86,12 @@ def test_the_options_are_those_of_the_factories() -> None:
 
 
 def test_defaults_of_the_factories_pass_their_checks() -> None:
-    for name, net in NAMES.items():
-        home, _, factory = net.home.partition(":")
+    for name, model in NAMES.items():
+        home, _, factory = model.home.partition(":")
         takes = inspect.signature(
             getattr(import_module(f"allstep.models.{home}"), factory)
         ).parameters
-        check_options(name, {key: takes[key].default for key in net.options})
+        check_options(name, {key: takes[key].default for key in model.options})
 
 
 ODD_VALUES: Mapping[str, list[Any]] = {
@@ -131,8 +131,8 @@ def test_odd_values_of_options_are_one_line(name: str) -> None:
     ],
 )
 def test_the_smallest_values_can_be_trained(name: str, options: dict[str, Any]) -> None:
-    net = make_model(name, num_classes=2, shape=(3, 16, 16), norm=batch_norm(), options=options)
-    net(torch.randn(4, 3, 16, 16)).sum().backward()
+    model = make_model(name, num_classes=2, shape=(3, 16, 16), norm=batch_norm(), options=options)
+    model(torch.randn(4, 3, 16, 16)).sum().backward()
 
 
 @pytest.fixture
@@ -152,24 +152,24 @@ def made(name: str, shape: tuple[int, int, int] = (3, 8, 8), **options: Any) -> 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 @pytest.mark.parametrize("channels", [1, 3])
-def test_each_name_takes_the_smallest_pictures_it_says_and_no_smaller_ones(
+def test_each_name_takes_the_smallest_images_it_says_and_no_smaller_ones(
     name: str, channels: int
 ) -> None:
     side = NAMES[name].smallest
     with torch.device("meta"):
-        net = make_model(
+        model = make_model(
             name, num_classes=7, shape=(channels, side, side), norm=no_norm, options={}
         )
-        assert net(torch.empty(2, channels, side, side)).shape == (2, 7)
+        assert model(torch.empty(2, channels, side, side)).shape == (2, 7)
     if side > 1:
         with pytest.raises(
             ConfigError,
-            match=rf"{name}: expected pictures of at least {side}x{side} pixels.*{side - 1}x",
+            match=rf"{name}: expected images of at least {side}x{side} pixels.*{side - 1}x",
         ):
             check_shape(name, (channels, side - 1, 2 * side))
         # The limit is not larger than need be.
         with torch.device("meta"), pytest.raises(Exception):  # noqa: B017
-            net(torch.empty(2, channels, side - 1, side - 1))
+            model(torch.empty(2, channels, side - 1, side - 1))
 
 
 def test_a_net_by_name_is_the_factory_called_by_hand() -> None:
@@ -196,8 +196,8 @@ def test_a_net_by_name_is_the_factory_called_by_hand() -> None:
 
 
 def test_the_last_norm_of_a_block_starts_at_zero_if_asked() -> None:
-    net = made("cifar-resnet20", zero_last_norm=True)
-    norms = [layer for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)]
+    model = made("cifar-resnet20", zero_last_norm=True)
+    norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
     assert sum(not norm.weight.any() for norm in norms) == 9
     with pytest.raises(ConfigError, match="would stay at zero"):
         make_model(
@@ -226,10 +226,10 @@ def test_norms_by_name() -> None:
 def test_a_users_factory_gets_what_it_takes() -> None:
     before = list(sys.path)
     assert made("own_nets:plain")(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
-    net = made("own_nets:with_shape", hidden=5)
-    assert isinstance(net, nn.Sequential)
-    assert isinstance(net[0], nn.BatchNorm2d)
-    assert net[2].out_features == 5  # type: ignore[union-attr]
+    model = made("own_nets:with_shape", hidden=5)
+    assert isinstance(model, nn.Sequential)
+    assert isinstance(model[0], nn.BatchNorm2d)
+    assert model[2].out_features == 5  # type: ignore[union-attr]
     assert made("own_nets:passes_on")(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
     assert sys.path == before
 
@@ -237,17 +237,17 @@ def test_a_users_factory_gets_what_it_takes() -> None:
 @pytest.mark.usefixtures("mine")
 def test_trying_a_net_changes_nothing() -> None:
     torch.manual_seed(3)
-    net = made("own_nets:with_shape")
+    model = made("own_nets:with_shape")
     after = torch.rand(1)
     torch.manual_seed(3)
     import own_nets  # type: ignore[import-not-found]
 
     same = own_nets.with_shape(10, (3, 8, 8), norm=make_norm("batch"))
     assert torch.equal(after, torch.rand(1))
-    assert net.training
+    assert model.training
     assert all(
         torch.equal(a, b)
-        for a, b in zip(net.state_dict().values(), same.state_dict().values(), strict=True)
+        for a, b in zip(model.state_dict().values(), same.state_dict().values(), strict=True)
     )
 
 
@@ -281,7 +281,7 @@ WRONG: list[tuple[str, Mapping[str, Any], str]] = [
     ),
     ("own_nets:no_net", {}, "the factory returned a list, expected a torch.nn.Module"),
     ("own_nets:Pair", {}, r"it returned a tuple, expected one tensor of logits \(n, 10\)"),
-    ("own_nets:sharp", {}, "it cannot take a picture of 3 x 8 x 8: RuntimeError"),
+    ("own_nets:sharp", {}, "it cannot take an image of 3 x 8 x 8: RuntimeError"),
     ("own_nets:too_few", {}, r"logits of shape \(1, 9\), expected \(1, 10\)"),
     (
         "wrong_nets:net",

@@ -9,12 +9,12 @@ from allstep.models import NORMS, SmallCnn
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (1, 8, 8), (3, 32, 32), (1, 1, 1), (2, 5, 3)])
 @pytest.mark.parametrize("norm", sorted(NORMS))
-def test_any_size_of_picture(shape: tuple[int, int, int], norm: str) -> None:
-    net = SmallCnn(7, shape, norm=NORMS[norm])
-    logits = net(torch.randn(4, *shape))
+def test_any_size_of_image(shape: tuple[int, int, int], norm: str) -> None:
+    model = SmallCnn(7, shape, norm=NORMS[norm])
+    logits = model(torch.randn(4, *shape))
     assert logits.shape == (4, 7)
     logits.sum().backward()
-    assert all(parameter.grad is not None for parameter in net.parameters())
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_as_many_parameters_as_the_docstring_says() -> None:
@@ -22,8 +22,10 @@ def test_as_many_parameters_as_the_docstring_says() -> None:
 
 
 def test_the_norm_is_a_factory() -> None:
-    net = SmallCnn(10, (1, 28, 28), widths=(4, 6), norm=nn.BatchNorm2d)
-    assert [layer.num_features for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)] == [
+    model = SmallCnn(10, (1, 28, 28), widths=(4, 6), norm=nn.BatchNorm2d)
+    assert [
+        layer.num_features for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)
+    ] == [
         4,
         6,
     ]
@@ -39,6 +41,6 @@ def test_the_norm_is_a_factory() -> None:
 def test_samples_do_not_see_each_other(norm: str) -> None:
     """So that N workers compute what one would."""
     torch.manual_seed(0)
-    net, pictures = SmallCnn(10, (1, 8, 8), norm=NORMS[norm]), torch.randn(6, 1, 8, 8)
-    alone = torch.cat([net(picture[None]) for picture in pictures])
-    torch.testing.assert_close(net(pictures), alone)
+    model, images = SmallCnn(10, (1, 8, 8), norm=NORMS[norm]), torch.randn(6, 1, 8, 8)
+    alone = torch.cat([model(image[None]) for image in images])
+    torch.testing.assert_close(model(images), alone)

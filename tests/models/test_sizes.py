@@ -1,4 +1,4 @@
-"""The nets' sizes and costs against the published ones, and that every norm and every parameter is
+"""The models' sizes and costs against the published ones, and that every norm and every parameter is
 used."""
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from allstep.models import NORMS, CifarResNet, GoogLeNet, LeNet, Speedy, Vgg16, 
 Net = Callable[..., nn.Module]
 
 PUBLISHED: list[tuple[str, Net, tuple[int, int], int, float]] = [
-    # name, net, (channels, side), parameters, millions of multiplications for one picture
+    # name, model, (channels, side), parameters, millions of multiplications for one image
     (
         "LeNet",
         LeNet,
@@ -51,24 +51,24 @@ PUBLISHED: list[tuple[str, Net, tuple[int, int], int, float]] = [
         (3, 32),
         1_972_792,
         118.1,
-    ),  # Jordan's net has 1.97 M; 31^2 (288 + 13824) + 15^2 (36864 + ...) by hand
+    ),  # Jordan's model has 1.97 M; 31^2 (288 + 13824) + 15^2 (36864 + ...) by hand
 ]
 
 
 @pytest.mark.parametrize(
-    ("make", "picture", "parameters", "millions"),
+    ("make", "image", "parameters", "millions"),
     [row[1:] for row in PUBLISHED],
     ids=[row[0] for row in PUBLISHED],
 )
 def test_sizes_and_costs(
-    make: Net, picture: tuple[int, int], parameters: int, millions: float
+    make: Net, image: tuple[int, int], parameters: int, millions: float
 ) -> None:
-    channels, side = picture
+    channels, side = image
     with torch.device("meta"):
-        net = make().eval()
+        model = make().eval()
     with FlopCounterMode(display=False) as counter:
-        net(torch.empty(1, channels, side, side, device="meta"))
-    assert sum(parameter.numel() for parameter in net.parameters()) == parameters
+        model(torch.empty(1, channels, side, side, device="meta"))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert round(counter.get_total_flops() / 2e6, 1) == millions
 
 
@@ -94,13 +94,13 @@ def test_they_learn_with_any_norm(
         made.append(norm(channels))
         return made[-1]
 
-    net = make(norm=remembered)
-    logits = net(torch.randn(2, *shape))
+    model = make(norm=remembered)
+    logits = model(torch.randn(2, *shape))
     logits.square().sum().backward()
     assert logits.shape == (2, 7)
-    inside = {id(layer) for layer in net.modules()}
+    inside = {id(layer) for layer in model.modules()}
     assert made and all(id(layer) in inside for layer in made)
-    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert all(
         parameter.grad is not None and parameter.grad.isfinite().all() for parameter in trained
     )

@@ -1,4 +1,4 @@
-"""The fast CIFAR net: what its first layer is for, and how its convolutions start."""
+"""The fast CIFAR model: what its first layer is for, and how its convolutions start."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch import nn
 from allstep.models import Speedy
 
 
-def correlated_pictures(n: int) -> torch.Tensor:
+def correlated_images(n: int) -> torch.Tensor:
     """Neighbours alike, as in photographs."""
     noise = torch.randn(n, 3, 40, 40)
     return nn.functional.avg_pool2d(noise, 5, stride=1)[:, :, :32, :32] * 5 + 0.1 * torch.randn(
@@ -16,9 +16,9 @@ def correlated_pictures(n: int) -> torch.Tensor:
 
 def test_whitening_makes_patches_uncorrelated() -> None:
     torch.manual_seed(0)
-    net, pictures = Speedy(), correlated_pictures(200)
-    net.whiten(pictures, floor=0.0)
-    responses = nn.functional.conv2d(pictures, net.whitening.weight)
+    model, images = Speedy(), correlated_images(200)
+    model.whiten(images, floor=0.0)
+    responses = nn.functional.conv2d(images, model.whitening.weight)
     half = responses.shape[1] // 2
     flat = responses[:, :half].transpose(0, 1).flatten(1).double()
     torch.testing.assert_close(
@@ -28,9 +28,9 @@ def test_whitening_makes_patches_uncorrelated() -> None:
 
 
 def test_the_whitening_is_not_trained_but_its_bias_is() -> None:
-    net = Speedy()
-    assert not net.whitening.weight.requires_grad
-    assert net.whitening.bias is not None and net.whitening.bias.requires_grad
+    model = Speedy()
+    assert not model.whitening.weight.requires_grad
+    assert model.whitening.bias is not None and model.whitening.bias.requires_grad
 
 
 def test_convolutions_start_by_passing_channels_on() -> None:

@@ -1,4 +1,4 @@
-"""Residual nets for small pictures: their blocks against the papers' formulas, and depths that do
+"""Residual models for small images: their blocks against the papers' formulas, and depths that do
 not exist."""
 
 import pytest
@@ -56,9 +56,9 @@ def test_a_wide_block(channels: int, stride: int) -> None:
 
 def test_zero_last_norm() -> None:
     torch.manual_seed(0)
-    net = CifarResNet(8, zero_last_norm=True)
+    model = CifarResNet(8, zero_last_norm=True)
     x = torch.randn(2, 16, 8, 8)
-    assert torch.equal(net.stages[0](x), relu(x))
+    assert torch.equal(model.stages[0](x), relu(x))
     with pytest.raises(ConfigError, match="no weight that could start at zero"):
         CifarResNet(8, norm=no_norm, zero_last_norm=True)
 

@@ -112,12 +112,12 @@ ACROSS = {1: [[8]], 2: [[4, 4], [5, 0], [1, 3]], 3: [[4, 4, 4], [2, 2, 8], [0, 6
 
 @pytest.mark.parametrize("size", ACROSS)
 def test_across_workers(ranks: Ranks, size: int) -> None:
-    """Ghost batches of several ranks, against one process that normalises the same samples
+    """Ghost batches of several ranks, against one process that normalizes the same samples
     together."""
-    ranks(size, normalise_across, timeout=50)
+    ranks(size, normalize_across, timeout=50)
 
 
-def normalise_across() -> None:
+def normalize_across() -> None:
     with running() as (rank, size):
         for sizes in ACROSS[size]:
             for ghost in (4, 8):

@@ -25,7 +25,7 @@ def batch(step: int) -> Tensor:
     return torch.randn(sum(SIZES), 3, 2, generator=draws, dtype=torch.float64) * 3 + 7
 
 
-def check(net: nn.Module, chosen: hvd.ProcessSet, rank: int) -> None:
+def check(model: nn.Module, chosen: hvd.ProcessSet, rank: int) -> None:
     """Outputs, gradients of input and weights, running statistics; three steps."""
     reference = nn.BatchNorm1d(3).double()
     for step in range(3):
@@ -35,16 +35,16 @@ def check(net: nn.Module, chosen: hvd.ProcessSet, rank: int) -> None:
         theirs = {member: parts[member].clone().requires_grad_() for member in chosen.ranks}
         together = reference(torch.cat(list(theirs.values())))
         expected = together.split([SIZES[member] for member in chosen.ranks])[chosen.rank()]
-        output = net(mine)
+        output = model(mine)
         (output * weights[rank]).sum().backward()
         (together * torch.cat([weights[member] for member in chosen.ranks])).sum().backward()
         torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(mine.grad, theirs[rank].grad, rtol=1e-10, atol=1e-10)
-    for (name, param), other in zip(net.named_parameters(), reference.parameters(), strict=True):
+    for (name, param), other in zip(model.named_parameters(), reference.parameters(), strict=True):
         total = hvd.allreduce(param.grad, op=hvd.Sum, process_set=chosen, name=name)
         torch.testing.assert_close(total, other.grad, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(
-        dict(net.state_dict()), dict(reference.state_dict()), rtol=1e-12, atol=1e-12
+        dict(model.state_dict()), dict(reference.state_dict()), rtol=1e-12, atol=1e-12
     )
 
 
@@ -60,18 +60,18 @@ def norms(chosen: Any) -> list[nn.Module]:
 def test_statistics_and_gradients_of_some_ranks(ranks: Ranks) -> None:
     """Ranks 0 and 2 together, rank 1 beside them alone; then all, by name; and after a restart with
     other numbers."""
-    ranks(3, normalise_in_sets)
+    ranks(3, normalize_in_sets)
 
 
-def normalise_in_sets() -> None:
+def normalize_in_sets() -> None:
     warnings.simplefilter("ignore")  # rank 1 alone has less than a ghost batch
     pair, single = hvd.ProcessSet([2, 0]), hvd.ProcessSet([1])
     layers: list[nn.Module] = []
     for sets in ([pair, single], [single, pair]):
         with running(process_sets=sets) as (rank, _):
             mine = single if rank == 1 else pair
-            for net in norms(mine):
-                check(net, mine, rank)
+            for model in norms(mine):
+                check(model, mine, rank)
             check(
                 SyncBatchNorm(3, process_group=hvd.global_process_set).double(),
                 hvd.global_process_set,

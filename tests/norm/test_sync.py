@@ -75,10 +75,10 @@ def move_alike(ours: nn.Module, reference: nn.Module) -> None:
 
 @pytest.mark.parametrize("size", BATCHES)
 def test_as_one_process_with_the_whole_batch(ranks: Ranks, size: int) -> None:
-    ranks(size, normalise_all)
+    ranks(size, normalize_all)
 
 
-def normalise_all() -> None:
+def normalize_all() -> None:
     with running() as (rank, size):
         for sizes in BATCHES[size]:
             for shape in SHAPES:
@@ -103,10 +103,10 @@ def train_and_tell() -> list[list[float]]:
 
 def test_far_from_zero_and_in_few_bits(ranks: Ranks) -> None:
     """A sum of squares would lose the variance of 1 beside a mean of 10,000 in float32."""
-    ranks(2, normalise_far_away)
+    ranks(2, normalize_far_away)
 
 
-def normalise_far_away() -> None:
+def normalize_far_away() -> None:
     with running() as (rank, _):
         batch = torch.randn(64, 2, 8, generator=torch.Generator().manual_seed(0))
         far = (batch + 1e4).requires_grad_()
@@ -219,10 +219,10 @@ def train_with_ddp(backend: str) -> None:
 
 
 def test_a_group_of_some(ranks: Ranks) -> None:
-    ranks(3, normalise_in_pairs)
+    ranks(3, normalize_in_pairs)
 
 
-def normalise_in_pairs() -> None:
+def normalize_in_pairs() -> None:
     with joined() as (rank, _):
         pair, single = dist.new_group([0, 2]), dist.new_group([1])
         layer = SyncBatchNorm(3, process_group=single if rank == 1 else pair).double()

@@ -196,21 +196,21 @@ def test_groups_late_and_unused_parameters(name: str) -> None:
 
 def test_trust_ratios() -> None:
     """Those of the last step, by name, against the formula; exempt layers have none."""
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
-    optimizer = LARS(groups(net), lr=1.0, weight_decay=0.5)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
+    optimizer = LARS(groups(model), lr=1.0, weight_decay=0.5)
     assert optimizer.trust_ratios() == {}
     expected = {}
     for _ in range(2):
         optimizer.zero_grad()
-        net(torch.ones(5, 3, dtype=torch.float64)).square().sum().backward()
-        for name, param in net.named_parameters():
+        model(torch.ones(5, 3, dtype=torch.float64)).square().sum().backward()
+        for name, param in model.named_parameters():
             if param.dim() > 1:
                 expected[name] = float(
                     0.001 * param.data.norm() / (param.grad.norm() + 0.5 * param.data.norm())
                 )
         optimizer.step()
     assert optimizer.trust_ratios() == pytest.approx(expected)
-    numbered = LAMB([param.detach().requires_grad_() for param in net.parameters()])
+    numbered = LAMB([param.detach().requires_grad_() for param in model.parameters()])
     for param in numbered.param_groups[0]["params"]:
         param.grad = torch.ones_like(param)
     numbered.step()
@@ -230,14 +230,14 @@ def test_larc_never_goes_faster_than_its_rate() -> None:
 
 
 def test_groups() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
-    scaled, exempt = groups(net)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
+    scaled, exempt = groups(model)
     assert scaled["param_names"] == ["0.weight", "2.weight"]
     assert exempt["param_names"] == ["0.bias", "1.weight", "1.bias", "2.bias"]
     assert (scaled["exempt"], exempt["exempt"], exempt["weight_decay"]) == (False, True, 0.0)
-    plain = torch.optim.SGD(groups(net), lr=0.1, weight_decay=0.5)
+    plain = torch.optim.SGD(groups(model), lr=0.1, weight_decay=0.5)
     assert [group["weight_decay"] for group in plain.param_groups] == [0.5, 0.0]
-    (everything,) = groups(net.named_parameters(), exempt=lambda name, parameter: False)
+    (everything,) = groups(model.named_parameters(), exempt=lambda name, parameter: False)
     assert len(everything["params"]) == 6
     with pytest.raises(ConfigError, match="no parameters"):
         groups(nn.ReLU())

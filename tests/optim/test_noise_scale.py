@@ -124,27 +124,27 @@ def test_micro_batches_on_one_worker() -> None:
     """Gradients as backward() of the whole batch gives, and the estimate as from the norms of the
     parts."""
     torch.manual_seed(0)
-    net = torch.nn.Sequential(
+    model = torch.nn.Sequential(
         torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)
     ).double()
     unused = torch.nn.Parameter(torch.zeros(2))
     data = torch.randn(12, 4, dtype=torch.float64)
     parts = data.split([3, 4, 5])
     found = measure(
-        [*net.parameters(), unused], ((net(part).square().mean(), len(part)) for part in parts)
+        [*model.parameters(), unused], ((model(part).square().mean(), len(part)) for part in parts)
     )
-    ours = [param.grad.clone() for param in net.parameters()]
+    ours = [param.grad.clone() for param in model.parameters()]
     norms_sq = []
     for part in (*parts, data):
-        net.zero_grad()
-        net(part).square().mean().backward()
-        norms_sq.append(sum(float(param.grad.square().sum()) for param in net.parameters()))
-    for mine, param in zip(ours, net.parameters(), strict=True):
+        model.zero_grad()
+        model(part).square().mean().backward()
+        norms_sq.append(sum(float(param.grad.square().sum()) for param in model.parameters()))
+    for mine, param in zip(ours, model.parameters(), strict=True):
         torch.testing.assert_close(mine, param.grad, rtol=1e-12, atol=1e-12)
     expected = from_workers(norms_sq[:3], [3, 4, 5], norms_sq[3])
     assert (found.gradient_sq, found.noise) == pytest.approx((expected.gradient_sq, expected.noise))
-    measure(net.parameters(), ((net(part).square().mean(), len(part)) for part in parts))
-    torch.testing.assert_close(next(net.parameters()).grad, 2 * ours[0])
+    measure(model.parameters(), ((model(part).square().mean(), len(part)) for part in parts))
+    torch.testing.assert_close(next(model.parameters()).grad, 2 * ours[0])
 
 
 def test_advice() -> None:

@@ -38,9 +38,9 @@ def test_goyals_recipe_at_8192() -> None:
 def test_the_words() -> None:
     assert str(scale(FASHION, 4096)).splitlines() == [
         "batch 128 -> 4096 (x32): 14062 updates become 439",
-        "rate 0.1 -> 3.2 (linear rule: in proportion to the batch)",
+        "learning rate 0.1 -> 3.2 (linear rule: in proportion to the batch)",
         "warm-up from 0.1 to 3.2 over 5 epochs (73 updates)",
-        "momentum 0.9 stays, without correction: torch has the rate outside of the momentum",
+        "momentum 0.9 stays, without correction: torch has the learning rate outside of the momentum",
     ]
     assert scale(FASHION, 128).changes == (
         "nothing: 128 is the batch that the recipe was written for",
@@ -121,7 +121,7 @@ def test_the_same_batch() -> None:
     warm = scale(FASHION, 128, warm_up_epochs=3)
     assert warm.recipe == replace(FASHION, warm_up="gradual", warm_up_epochs=3)
     assert warm.changes == (
-        "batch 128 and rate 0.1 stay: the recipe was written for them",
+        "batch 128 and learning rate 0.1 stay: the recipe was written for them",
         "warm-up from 0 to 0.1 over 3 epochs (1406 updates)",
     )
 
@@ -129,7 +129,7 @@ def test_the_same_batch() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lr": 0.0}, "rate 0.0 must be above 0"),
+        ({"lr": 0.0}, "learning rate 0.0 must be above 0"),
         ({"batch": 0}, "a batch of 0"),
         ({"batch": 70_000}, "a batch of 70000 from 60000 samples"),
         ({"epochs": 0}, "0 epochs"),
@@ -159,7 +159,7 @@ def test_recipes_that_cannot_be(options: dict[str, Any], words: str) -> None:
 def test_what_cannot_be_scaled() -> None:
     unknown = replace(FASHION, batch=None)
     with pytest.raises(
-        ConfigError, match=r"the rate 0\.1 was found with is not known.*Recipe\(batch=\.\.\.\)"
+        ConfigError, match=r"of the learning rate 0\.1 is unknown.*Recipe\(batch=\.\.\.\)"
     ):
         scale(unknown, 1024)
     assert unknown.rate()(0) == 0.1

@@ -132,7 +132,8 @@ def test_past_the_end_and_other_nonsense() -> None:
     rate = Rate(peak=1.0, total=1000)
     for seen in (1001, -1, float("nan")):
         with pytest.raises(
-            ConfigError, match=f"covers 1000 samples, and the rate after {seen:g} was asked for"
+            ConfigError,
+            match=f"covers 1000 samples, but the learning rate after {seen:g} was requested",
         ):
             rate(seen)
     for options in ({"warmup": 1001}, {"total": 0}, {"peak": -1.0}, {"warm_up": "gradal"}):

@@ -62,6 +62,6 @@ def test_memory_grows_with_what_is_written() -> None:
     done = subprocess.run(
         [sys.executable, "-c", GROW], capture_output=True, text=True, timeout=60, check=True
     )
-    *grown, of_nobody = map(int, done.stdout.split())
+    *grown, without_parent = map(int, done.stdout.split())
     assert all(60 * MB < each < 140 * MB for each in grown), grown
-    assert of_nobody == 0
+    assert without_parent == 0

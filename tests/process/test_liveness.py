@@ -186,7 +186,7 @@ def test_no_such_process(sleeper: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_a_large_process_is_ending_long_before_it_is_gone() -> None:
-    """Freeing 600 MB takes a tenth of a second or more; a machine that stands still gets more
+    """Freeing 600 MB takes a tenth of a second or more; a busy machine gets more
     rounds."""
     script = (
         "import time; memory = bytearray(b'x') * (600 << 20); print(flush=True); time.sleep(600)"

@@ -6,7 +6,7 @@ import os
 from allstep.process.pipe import chunks_now
 
 
-def test_what_is_there_is_read_and_the_end_is_told() -> None:
+def test_what_is_there_is_read_and_the_end_is_reported() -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     assert list(chunks_now(read)) == []

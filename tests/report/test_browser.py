@@ -1,6 +1,6 @@
 """The page in a real browser: the system's Chromium without a head, cut off from the network.
 
-What a person would trip over: errors of the script, pictures that are not there, a page that must
+What a person would trip over: errors of the script, images that are not there, a page that must
 be pushed sideways on a telephone.
 """
 

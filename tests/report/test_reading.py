@@ -155,7 +155,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
         ("0000.png", False),
     ],
 )
-def test_only_pictures_of_the_folder_come_into_the_page(
+def test_only_images_of_the_folder_come_into_the_page(
     tmp_path: Path, entry: Any, is_shown: bool
 ) -> None:
     folder = write(tmp_path / "run", lines())
@@ -164,7 +164,7 @@ def test_only_pictures_of_the_folder_come_into_the_page(
     png = (mistakes / "0000.png").read_bytes()
     (folder / "secret.png").write_bytes(png)
     (mistakes / "linked.png").symlink_to(folder / "secret.png")
-    (mistakes / "text.png").write_text("a secret that is no picture")
+    (mistakes / "text.png").write_text("a secret that is no image")
     (mistakes / "huge.png").write_bytes(png + bytes(50_000))
     (mistakes / "mistakes.json").write_text(json.dumps([entry]))
     run = read_run(folder)
@@ -197,7 +197,7 @@ def test_one_hostile_entry_is_left_out(tmp_path: Path, name: Any, is_absolute: b
     (mistakes / "mistakes.json").write_text(json.dumps([entry, *good]))
     page = write_report([folder], tmp_path / "page.html", now=BEGAN + 9999).read_text()
     assert page.count("data:image/png") == 1
-    assert "mistakes/: 1 of 2 pictures are missing, no PNG, or over 40,000 bytes" in page
+    assert "mistakes/: 1 of 2 images are missing, no PNG, or over 40,000 bytes" in page
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -205,7 +205,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def test_a_picture_that_pillow_stumbles_over(tmp_path: Path) -> None:
+def test_a_image_that_pillow_stumbles_over(tmp_path: Path) -> None:
     """Pillow raises IndexError for a colour profile of no bytes."""
     folder = tmp_path / "mistakes"
     write_mistakes(folder, 1)
@@ -215,11 +215,11 @@ def test_a_picture_that_pillow_stumbles_over(tmp_path: Path) -> None:
     assert mistake.brightness == 1.0
 
 
-def test_a_picture_of_many_pixels_is_not_decoded(
+def test_a_image_of_many_pixels_is_not_decoded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """24 pictures of 10 kB and 81 million pixels would take half a minute."""
+    """24 images of 10 kB and 81 million pixels would take half a minute."""
     folder = tmp_path / "mistakes"
     write_mistakes(folder, 1)
     made = io.BytesIO()
@@ -317,8 +317,8 @@ def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("highest", "brightness"), [(16, 255 / 16), (63, 255 / 63), (64, 1.0), (255, 1.0), (0, 1.0)]
 )
-def test_dark_pictures_are_shown_brighter(tmp_path: Path, highest: int, brightness: float) -> None:
-    """The 8x8 digits go from 0 to 16; the file itself stays what the net saw."""
+def test_dark_images_are_shown_brighter(tmp_path: Path, highest: int, brightness: float) -> None:
+    """The 8x8 digits go from 0 to 16; the file itself stays what the model saw."""
     folder = tmp_path / "mistakes"
     write_mistakes(folder, 1)
     (entry,) = json.loads((folder / "mistakes.json").read_text())

@@ -79,7 +79,7 @@ def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ],
     )
     assert result.exit_code == 130
-    assert "interrupted after 0 runs have ended; the same command goes on" in result.output
+    assert "interrupted after 0 runs have ended; the same command resumes" in result.output
     assert "| 1024  |     - |" in (tmp_path / "table.md").read_text()
 
 
@@ -101,7 +101,7 @@ def test_runs_that_were_told_to_stop_are_named(
     ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 75
-    assert "told to stop and saved: 64-plain-seed0; the same command goes on" in result.output
+    assert "stopped early and saved: 64-plain-seed0; the same command resumes" in result.output
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_runs_that_were_told_to_stop_are_named(
         (["batch", "digits", "--remedies", ""], "--remedies: expected some of plain, linear, "),
         (
             ["batch", "digits", "--batches", "64,4096"],
-            "a batch of 4096 is larger than the training set, which has 1294",
+            "a batch of 4096 is larger than the training split, which has 1294",
         ),
         (
             ["batch", "digits", "batch=64"],

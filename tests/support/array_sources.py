@@ -1,5 +1,5 @@
 """Sources for tests: arrays, at once or one by one, some of them bad; and a transform whose every
-picture is random."""
+image is random."""
 
 from typing import Any
 
@@ -59,17 +59,17 @@ def _refuse() -> None:
     raise OSError("not on this host")
 
 
-def noisy(picture: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+def noisy(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Random in every pixel: the slightest difference in who draws what shows."""
-    noise: NDArray[np.uint8] = picture ^ rng.integers(0, 256, picture.shape, dtype=np.uint8)
+    noise: NDArray[np.uint8] = image ^ rng.integers(0, 256, image.shape, dtype=np.uint8)
     return noise
 
 
-def pictures(n: int, *shape: int) -> NDArray[np.uint8]:
-    """n pictures, all different."""
+def sample_images(n: int, *shape: int) -> NDArray[np.uint8]:
+    """n images, all different."""
     return np.random.default_rng(n).integers(0, 256, (n, *(shape or (4, 4, 3))), dtype=np.uint8)
 
 
 def noise_transform(**options: Any) -> Transform:
-    """A transform that makes noise of 4x4x3 pictures."""
+    """A transform that makes noise of 4x4x3 images."""
     return Transform(noisy, shape=(4, 4, 3), **options)

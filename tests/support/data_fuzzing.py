@@ -50,7 +50,7 @@ from allstep.data.sources import idx
 from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.framing import FOOT, HEADER, frame, header
 from allstep.errors import UserError
-from support.image_folders import picture
+from support.image_folders import image
 
 NBYTES, SECONDS = 2 << 30, 20
 Content = bytearray
@@ -72,13 +72,13 @@ FORMATS: tuple[tuple[str, str, dict[str, object]], ...] = (
 
 
 def encoded(choose: random.Random) -> tuple[str, bytes]:
-    """A picture and the suffix of its file."""
+    """An image and the suffix of its file."""
     suffix, kind, options = choose.choice(FORMATS)
     mode = choose.choice(
         ("RGB", "RGB", "L", "CMYK" if kind == "JPEG" else "P" if kind in ("PNG", "GIF") else "RGB")
     )
     file = io.BytesIO()
-    picture(choose.randrange(100), *choose.choice(SIDES)).convert(mode).save(file, kind, **options)
+    image(choose.randrange(100), *choose.choice(SIDES)).convert(mode).save(file, kind, **options)
     return suffix, file.getvalue()
 
 

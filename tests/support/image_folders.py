@@ -1,4 +1,4 @@
-"""Folders of small pictures for the tests of packing, checking and showing."""
+"""Folders of small images for the tests of packing, checking and showing."""
 
 import io
 import os
@@ -11,15 +11,15 @@ from PIL import Image
 CLASSES = ("cat", "dog", "eel")
 
 
-def picture(seed: int, height: int, width: int) -> Image.Image:
-    """A smooth picture that no other seed gives."""
+def image(seed: int, height: int, width: int) -> Image.Image:
+    """A smooth image that no other seed gives."""
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
 def encoded(seed: int, height: int = 24, width: int = 32, kind: str = "JPEG") -> bytes:
     file = io.BytesIO()
-    picture(seed, height, width).save(file, kind)
+    image(seed, height, width).save(file, kind)
     return file.getvalue()
 
 

@@ -1,11 +1,9 @@
 """The fixture `ranks`: run a function on n ranks, with a time limit, and leave nothing behind.
 
     def test_sum(ranks):
-        assert ranks(2, add_up) == [3, 3]          # results by rank; a rank that fails shows the
-        output of all
+        assert ranks(2, add_up) == [3, 3]          # results by rank; a rank that fails shows the output of all
 
-    outcomes = ranks.outcomes(2, die_on_rank_1)    # for tests of failures: exit code, output and
-    result of each
+    outcomes = ranks.outcomes(2, die_on_rank_1)    # for tests of failures: exit code, output and result of each
 
 In the function `allstep.init()` works: the ranks see the world that `allstep run` would give them,
 with a store that lives in the test process. `hosts=["a", "a", "b"]` says on which (imagined) host

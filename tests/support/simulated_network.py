@@ -1,9 +1,8 @@
 """Ranks as threads of one process, on a network that exists only as numbers: counts messages and
 tells the time that they would take.
 
-    run = simulate(4, lambda exchange, combine: ring.run(exchange, tensors[exchange.rank], combine),
-    speed=Speed(...)) run.seconds, run.ranks[0].num_sent, run.ranks[0].nbytes_sent,
-    run.ranks[0].nbytes_added
+    run = simulate(4, lambda exchange, combine: ring.run(exchange, tensors[exchange.rank], combine), speed=Speed(...))
+    run.seconds, run.ranks[0].num_sent, run.ranks[0].nbytes_sent, run.ranks[0].nbytes_added
 
 The clock is the model of `allstep.comm.network.algorithms.speed`: a message of n bytes holds the
 sender's way out and the receiver's way in for `speed.moving(n)` seconds; adding holds the rank.

@@ -44,7 +44,7 @@ class Supervisor:
         self._answer()
 
     def host(self, script: str) -> int:
-        """Makes new net, uts and mount namespaces, runs the shell `script` in them, and returns the
+        """Makes new model, uts and mount namespaces, runs the shell `script` in them, and returns the
         pid that holds them open."""
         return self._ask(host=script)
 

@@ -1,4 +1,4 @@
-"""Pictures for tests that look a little like photographs: soft shapes with some grain.
+"""Images for tests that look a little like photographs: soft shapes with some grain.
 
 Random noise would flatter no decoder.
 """
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-Picture = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 
 
-def scene(height: int, width: int, seed: int = 0, channels: int = 3, grain: float = 6.0) -> Picture:
-    """Always the same picture for the same arguments."""
+def scene(height: int, width: int, seed: int = 0, channels: int = 3, grain: float = 6.0) -> Pixels:
+    """Always the same image for the same arguments."""
     rng = np.random.default_rng([seed, height, width])
     coarse = rng.uniform(-60, 315, (max(2, height // 24), max(2, width // 24), channels)).astype(
         np.float32
@@ -26,22 +26,22 @@ def scene(height: int, width: int, seed: int = 0, channels: int = 3, grain: floa
     return np.clip(smooth + rng.normal(0, grain, smooth.shape), 0, 255).astype(np.uint8)
 
 
-def encoded(picture: Picture, kind: str = "JPEG", mode: str | None = None, **options: Any) -> bytes:
+def encoded(pixels: Pixels, kind: str = "JPEG", mode: str | None = None, **options: Any) -> bytes:
     """The bytes of a file of this kind, as Pillow writes it."""
-    image = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     buffer = io.BytesIO()
     (image.convert(mode) if mode else image).save(buffer, kind, **options)
     return buffer.getvalue()
 
 
-def by_pillow(data: bytes, mode: str = "RGB") -> Picture:
+def by_pillow(data: bytes, mode: str = "RGB") -> Pixels:
     """What Pillow makes of these bytes."""
     with Image.open(io.BytesIO(data)) as image:
-        picture = np.array(image.convert(mode))
-    return picture if picture.ndim == 3 else picture[..., None]
+        pixels = np.array(image.convert(mode))
+    return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-def distance(a: Picture, b: Picture) -> float:
+def distance(a: Pixels, b: Pixels) -> float:
     """Mean absolute difference, in levels."""
     assert a.shape == b.shape
     return float(np.abs(a.astype(np.int64) - b).mean())

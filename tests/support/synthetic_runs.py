@@ -134,11 +134,11 @@ def write(folder: Path, made: list[dict[str, Any]]) -> Path:
 def write_rich(folder: Path, **options: Any) -> Path:
     """A run folder with all that a report can show: trust ratios, mistakes, checkpoints, bad
     samples, events."""
-    net = [f"layers.{i}.weight" for i in range(12)]
+    model = [f"layers.{i}.weight" for i in range(12)]
 
     def extra(line: int) -> dict[str, Any]:
         trust = {
-            name: 1e-3 * (1 + i) * (1.5 + math.sin(line / 9 + i)) for i, name in enumerate(net)
+            name: 1e-3 * (1 + i) * (1.5 + math.sin(line / 9 + i)) for i, name in enumerate(model)
         }
         return {"trust": trust, "grad_norm": 3 / (1 + line / 20), "noise_scale": 50.0 + line}
 

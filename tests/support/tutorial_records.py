@@ -1,4 +1,4 @@
-"""Records as TensorFlow's tutorials and course material write them: labels as bytes, the picture as
+"""Records as TensorFlow's tutorials and course material write them: labels as bytes, the image as
 `image_raw`."""
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def write_tutorial(path: Path, labels: Sequence[Any], **size: Any) -> Path:
 
 
 def write_labels(path: Path, labels: Sequence[Any]) -> Path:
-    """A shard of records whose picture does not matter; None leaves the label out."""
+    """A shard of records whose image does not matter; None leaves the label out."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = ({"image": b"x"} | ({} if label is None else {"label": label}) for label in labels)
     return write_records(path, map(encode, rows))

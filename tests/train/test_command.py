@@ -1,4 +1,4 @@
-"""`allstep train` as the user types it."""
+"""`allstep train` on the command line."""
 
 import os
 import subprocess
@@ -16,10 +16,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # threads that spin for each other starve
 
 
 def allstep(
-    *words: str, folder: Path, env: dict[str, str] | None = None
+    *arguments: str, folder: Path, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "allstep", "train", *words],
+        [sys.executable, "-m", "allstep", "train", *arguments],
         cwd=folder,
         env={**clean_environment(), **ONE_THREAD, **(env or {})},
         capture_output=True,
@@ -44,14 +44,20 @@ def test_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
-    words = ("--workers", "1")
+    arguments = ("--workers", "1")
     assert (
         allstep(
-            "digits", "epochs=1", "batch_per_worker=40", "--out", "first", *words, folder=tmp_path
+            "digits",
+            "epochs=1",
+            "batch_per_worker=40",
+            "--out",
+            "first",
+            *arguments,
+            folder=tmp_path,
         ).returncode
         == 0
     )
-    again = allstep("first/config.yaml", "--out", "second", *words, folder=tmp_path)
+    again = allstep("first/config.yaml", "--out", "second", *arguments, folder=tmp_path)
     assert again.returncode == 0, again.stderr
     first, second = (
         runlog.read(tmp_path / name / "run.jsonl").evals[-1] for name in ("first", "second")
@@ -60,10 +66,10 @@ def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_run_goes_on_with_what_is_asked_for_now(tmp_path: Path) -> None:
-    """Its record was lost, its name looks like a key; `--strict` is kept with it."""
-    out, words = tmp_path / "lr=0.1", ("--strict", "--workers", "1", "--out", "lr=0.1")
-    done = allstep("digits", "epochs=1", *words, folder=tmp_path)
+def test_a_run_resumes_with_what_is_asked_for_now(tmp_path: Path) -> None:
+    """Its record was lost, and its name looks like a key; `--strict` is kept with it."""
+    out, arguments = tmp_path / "lr=0.1", ("--strict", "--workers", "1", "--out", "lr=0.1")
+    done = allstep("digits", "epochs=1", *arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert read_config(str(out / "config.yaml")).data.strict
     (out / "run.jsonl").unlink()
@@ -85,7 +91,7 @@ def test_recipes_files_and_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def read(*arguments: str) -> tuple[str, list[str]]:
         request = _request(list(arguments), [], None, None, None, None)
-        return request.source, request.words
+        return request.source, request.overrides
 
     assert read("digits", "seed=1") == ("digits", ["seed=1"])
     assert read("/a/lr=0.1/config.yaml", "seed=1") == ("/a/lr=0.1/config.yaml", ["seed=1"])
@@ -102,7 +108,7 @@ def test_the_recipes_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "complaint"),
     [
         (["digist"], "no recipe is called 'digist'; did you mean 'digits'?"),
         (["digits", "epoch=1"], "unknown config key 'epoch'; did you mean 'epochs'?"),
@@ -112,12 +118,12 @@ def test_the_recipes_are_listed(tmp_path: Path) -> None:
             ": expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz, found nothing",
         ),
         (["digits", "--out", "/proc/nothing"], "cannot be written"),
-        (["digits", "--resume", "nothere"], "nothere: holds no run to go on with"),
-        (["digits", "--resume", "nothere", "--dry-run"], "--overfit and --dry-run come before one"),
+        (["digits", "--resume", "nothere"], "nothere: holds no run to resume"),
+        (["digits", "--resume", "nothere", "--dry-run"], "--overfit and --dry-run precede one"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, words: list[str], complaint: str) -> None:
-    done = allstep(*words, folder=tmp_path)
+def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], complaint: str) -> None:
+    done = allstep(*arguments, folder=tmp_path)
     assert done.returncode == 2
     assert complaint in done.stderr
     assert done.stderr.count("\n") == 1

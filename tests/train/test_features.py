@@ -1,5 +1,4 @@
-"""What a run can be asked for: each thing tried in a whole run on the digits, against a reference
-where there is one."""
+"""Options of a run: each in a complete run on the digits, with a reference if there is one."""
 
 import re
 from dataclasses import replace
@@ -35,12 +34,12 @@ SHORT = ["precision=float32", "epochs=3", "data.validation=100", "log_every=5", 
 SHORT += ["save.seconds=null", "save.epochs=null"]
 
 
-def run(words: list[str], *more: Callback) -> tuple[Result, dict[str, np.ndarray], Path]:
-    """A run; its result and the weights of its last checkpoint."""
+def run(overrides: list[str], *more: Callback) -> tuple[Result, dict[str, np.ndarray], Path]:
+    """Train a run. Return its result and the weights of its last checkpoint."""
     world = allstep.init()
     out = Path.cwd() / "out"
     callbacks = [Record(runlog.RunLog(out / "run.jsonl")), *more] if world.rank == 0 else []
-    result = train(read_config("digits", [*SHORT, *words]), world, out, callbacks)
+    result = train(read_config("digits", [*SHORT, *overrides]), world, out, callbacks)
     assert isinstance(result, Result)
     weights = {}
     if world.rank == 0:
@@ -61,7 +60,7 @@ def assert_close(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["optimizer=lars", "optimizer.lr=1", "optimizer.scaling=none", "share_weights=true"],
         ["optimizer=lamb", "optimizer.lr=0.01", "optimizer.clip=0.5", "optimizer.noise=0.01"],
@@ -92,13 +91,13 @@ def assert_close(
             "optimizer.bias_lr=2",
         ],
     ],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
-def test_three_workers_compute_what_one_does(ranks: Any, words: list[str]) -> None:
+def test_three_workers_compute_what_one_does(ranks: Any, overrides: list[str]) -> None:
     """In float64, so that nothing but rounding differs."""
-    words = [*words, "precision=float64", "epochs=2"]
-    ((alone, weights, _),) = ranks(1, run, words)
-    (together, shared, _), *_ = ranks(3, run, words)
+    overrides = [*overrides, "precision=float64", "epochs=2"]
+    ((alone, weights, _),) = ranks(1, run, overrides)
+    (together, shared, _), *_ = ranks(3, run, overrides)
     assert_close(shared, weights, 1e-9)
     assert together.test.loss == pytest.approx(alone.test.loss, rel=1e-9)
 
@@ -111,15 +110,15 @@ def test_bfloat16_is_near_float32(ranks: Any) -> None:
 
 
 def test_it_ends_early_and_tests_the_best(ranks: Any) -> None:
-    """Sixty evaluations on 100 samples: two in a row that are no better come long before the end."""
-    words = [
+    """Sixty evaluations on 100 samples: two in a row without a new best one come before the end."""
+    overrides = [
         "epochs=12",
         "evaluation.every=0.2",
         "evaluation.patience=2",
         "evaluation.weights=best",
         "save.keep=1",
     ]
-    result, _, out = ranks(2, run, [*words, "schedule.shape=constant"])[0]
+    result, _, out = ranks(2, run, [*overrides, "schedule.shape=constant"])[0]
     record = runlog.read(out / "run.jsonl")
     scores = [line["accuracy"] for line in record.evals if line["part"] == "validation"]
     assert result.best is not None
@@ -148,15 +147,15 @@ def test_it_stops_at_an_accuracy(ranks: Any) -> None:
 
 
 class Meddler(Callback):
-    """Changes a weight of rank 0 behind the back of the others."""
+    """A callback that changes a weight of rank 0 only."""
 
     def progress(self, progress: Any) -> None:
         if progress.samples > 300:
             import gc
 
-            net = next(each for each in gc.get_objects() if type(each).__name__ == "SmallCnn")
+            model = next(each for each in gc.get_objects() if type(each).__name__ == "SmallCnn")
             with torch.no_grad():
-                next(net.parameters()).view(-1)[0] += 1e-3
+                next(model.parameters()).view(-1)[0] += 1e-3
 
 
 def run_with_meddler() -> None:
@@ -172,9 +171,9 @@ def test_weights_that_part_are_found(ranks: Any) -> None:
     assert any("features.0.0.weight" in outcome.output for outcome in outcomes)
 
 
-def run_with_noise(words: list[str]) -> tuple[list[float], str]:
-    """What was logged, and the last word about the run."""
-    run(["noise_scale=true", "log_every=1", *words])
+def run_with_noise(overrides: list[str]) -> tuple[list[float], str]:
+    """Return the progress events and the last event of a run."""
+    run(["noise_scale=true", "log_every=1", *overrides])
     if dist.get_rank() > 0:
         return [], ""
     record = runlog.read(Path.cwd() / "out" / "run.jsonl")
@@ -183,19 +182,19 @@ def run_with_noise(words: list[str]) -> tuple[list[float], str]:
     ]["text"]
 
 
-def test_the_noise_scale_is_measured_by_workers_and_by_pieces(ranks: Any) -> None:
+def test_the_noise_scale_is_measured_by_workers_and_by_micro_batches(ranks: Any) -> None:
     by_workers, advice = ranks(2, run_with_noise, [])[0]
-    by_pieces, advice_of_one = ranks(1, run_with_noise, ["accumulation=2"])[0]
+    by_micro_batches, advice_of_one = ranks(1, run_with_noise, ["accumulation=2"])[0]
     assert len(by_workers) > 20
-    for words in (advice, advice_of_one):
+    for message in (advice, advice_of_one):
         assert re.match(
-            r"noise scale about \d+ samples \(95%: \d+ to \d+\); batch 100 needs", words
+            r"noise scale about \d+ samples \(95%: \d+ to \d+\); batch 100 needs", message
         )
-    for scales in (by_workers, by_pieces):
+    for scales in (by_workers, by_micro_batches):
         assert 1 < np.median(scales[10:]) < 2000, (
             "digits are learned with batches of tens to hundreds"
         )
-    assert np.median(by_workers[10:]) == pytest.approx(np.median(by_pieces[10:]), rel=0.5)
+    assert np.median(by_workers[10:]) == pytest.approx(np.median(by_micro_batches[10:]), rel=0.5)
 
 
 def trained_on_labels(labels: list[int]) -> None:
@@ -213,7 +212,7 @@ def trained_on_labels(labels: list[int]) -> None:
     run([])
 
 
-def assert_rank_0_says(sentence: str, outcomes: list[Outcome]) -> None:
+def assert_rank_0_reports(sentence: str, outcomes: list[Outcome]) -> None:
     assert all(outcome.exit_code != 0 for outcome in outcomes)
     assert re.search(sentence, outcomes[0].output), outcomes[0].output
     assert "DataError" not in outcomes[1].output, "one line is enough"
@@ -221,34 +220,34 @@ def assert_rank_0_says(sentence: str, outcomes: list[Outcome]) -> None:
 
 def test_a_label_outside_the_classes_is_named(ranks: Any) -> None:
     sentence = (
-        r"DataError: sample 17 of \S*: its label is 12, expected 0 to 9: mend the labels, or set"
+        r"DataError: sample 17 of \S*: its label is 12, expected 0 to 9: correct the labels, or set"
         r" data\.num_classes"
     )
-    assert_rank_0_says(sentence, ranks.outcomes(2, trained_on_labels, [17, 12]))
+    assert_rank_0_reports(sentence, ranks.outcomes(2, trained_on_labels, [17, 12]))
 
 
 def trained_with_a_class_less() -> None:
-    """As with records, whose labels nobody knows before they are read."""
-    opened = job.open_parts
-    job.open_parts = lambda config: replace(parts := opened(config), classes=parts.classes[:9])
+    """Train with labels that are unknown before they are read, as in records."""
+    opened = job.open_splits
+    job.open_splits = lambda config: replace(parts := opened(config), classes=parts.classes[:9])
     run([])
 
 
-def test_a_label_that_turns_up_in_a_step_is_named(ranks: Any) -> None:
+def test_a_label_found_in_a_step_is_named(ranks: Any) -> None:
     sentence = (
-        r"DataError: sample \d+ \(.*\): its label is 9, the net's classes are 0 to 8; mend the"
+        r"DataError: sample \d+ \(.*\): its label is 9, the model's classes are 0 to 8; correct the"
         r" labels"
     )
-    assert_rank_0_says(sentence, ranks.outcomes(2, trained_with_a_class_less))
+    assert_rank_0_reports(sentence, ranks.outcomes(2, trained_with_a_class_less))
 
 
-def run_and_go_on(
-    words: list[str], memory: int | None = None
+def run_and_resume(
+    overrides: list[str], memory: int | None = None
 ) -> tuple[checkpoint.Snapshot, checkpoint.Snapshot]:
-    """The last checkpoint of a run, and that of one which goes on from the middle of it, where a
+    """Return the last checkpoint of a run, and that of a run resumed from its middle, where a
     worker has that much memory."""
     world = allstep.init()
-    config = read_config("digits", [*SHORT, "save.epochs=0.3", "save.keep=99", *words])
+    config = read_config("digits", [*SHORT, "save.epochs=0.3", "save.keep=99", *overrides])
     first, second = Path.cwd() / "first", Path.cwd() / "second"
     train(config, world, first)
     whole = checkpoint.written(first / "checkpoints")
@@ -260,7 +259,7 @@ def run_and_go_on(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["optimizer=lamb", "optimizer.lr=0.01", "share_weights=true"],
         [
@@ -279,10 +278,10 @@ def run_and_go_on(
             "share_weights=true",
         ],
     ],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
-def test_a_run_that_goes_on_has_the_same_bits(ranks: Any, words: list[str]) -> None:
-    whole, resumed = ranks(2, run_and_go_on, words)[0]
+def test_a_resumed_run_has_the_same_bits(ranks: Any, overrides: list[str]) -> None:
+    whole, resumed = ranks(2, run_and_resume, overrides)[0]
     assert whole.samples == resumed.samples
     assert whole.state == resumed.state
     for ours, theirs in ((whole.weights, resumed.weights), (whole.optimizer, resumed.optimizer)):
@@ -291,38 +290,40 @@ def test_a_run_that_goes_on_has_the_same_bits(ranks: Any, words: list[str]) -> N
             assert torch.equal(tensor, theirs[name]), name
 
 
-def test_a_batch_grows_by_larger_pieces_where_there_is_memory_and_resumes_so_where_there_is_not(
+def test_a_batch_grows_by_larger_micro_batches_where_there_is_memory_and_resumes_where_there_is_not(
     ranks: Any,
 ) -> None:
-    """To the same bits: what was decided at the beginning is in the checkpoint.
+    """To the same bits: the checkpoint stores the number of samples at once.
 
-    Fewer pieces add up in another order.
+    Fewer micro-batches would add up in another order.
     """
-    words = ["growth.at=[0.5]", "growth.factor=4", "schedule.shape=constant", "epochs=1"]
-    whole, resumed = ranks(1, run_and_go_on, words, 1)[0]
+    overrides = ["growth.at=[0.5]", "growth.factor=4", "schedule.shape=constant", "epochs=1"]
+    whole, resumed = ranks(1, run_and_resume, overrides, 1)[0]
     assert whole.state["growth"]["room"] > 400, "a batch of 400 samples of 8x8 pixels"
     assert whole.state == resumed.state
     for name, tensor in whole.weights.items():
         assert torch.equal(tensor, resumed.weights[name]), name
-    ((_, pieces, batches),) = ranks(1, run_with_pieces, words)
-    assert (set(pieces), max(batches)) == ({1}, 400)
-    ((_, pieces, _),) = ranks(1, run_with_pieces, [*words, "model.norm=batch", "batch=50"])
-    assert set(pieces) == {1, 4}, "batch norms see as many samples as at the beginning"
+    ((_, counts, batches),) = ranks(1, run_with_micro_batches, overrides)
+    assert (set(counts), max(batches)) == ({1}, 400)
+    ((_, counts, _),) = ranks(
+        1, run_with_micro_batches, [*overrides, "model.norm=batch", "batch=50"]
+    )
+    assert set(counts) == {1, 4}, "batch norms see as many samples as at the beginning"
 
 
-def run_with_pieces(words: list[str]) -> tuple[Result, list[int], list[int]]:
-    """With the pieces and the batch of each step."""
+def run_with_micro_batches(overrides: list[str]) -> tuple[Result, list[int], list[int]]:
+    """Train a run. Return its result, and the micro-batches and the batch of each step."""
     from allstep.train.run import loop as running
 
-    pieces, batches, step = [], [], running.step
+    counts, batches, step = [], [], running.step
 
     def noted(trainer: Any, batch: Any, num_samples: int, clock: Any) -> Any:
-        pieces.append(trainer.pieces)
+        counts.append(trainer.num_micro_batches)
         batches.append(num_samples)
         return step(trainer, batch, num_samples, clock)
 
     running.step = noted
-    return run(words)[0], pieces, batches
+    return run(overrides)[0], counts, batches
 
 
 def test_noise_follows_a_batch_that_grows() -> None:
@@ -341,45 +342,48 @@ def test_noise_follows_a_batch_that_grows() -> None:
 
 
 def meeting_gradients(size: int) -> list[np.ndarray]:
-    """Of a batch of 2 samples with ghost batches over several workers; a third rank has none."""
+    """Return gradients of a batch of 2 samples with ghost batches over workers; a third rank has
+    no samples."""
     world = allstep.init()
     hvd.init()
-    net = meeting_net(GhostBatchNorm(4, 8, across_workers=True)).double()
+    model = communicating_model(GhostBatchNorm(4, 8, across_workers=True)).double()
     batches = Loader(Arrays(*two_samples()), batch=2, seed=1, world=world).batches()
     trainer = job.Trainer(
-        net=net,
+        model=model,
         task=Classification(3),
         optimizer=hvd.DistributedOptimizer(
-            torch.optim.SGD(net.parameters(), 0.1), net.named_parameters()
+            torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
         ),
-        rate=lambda seen: 0.1,
+        lr=lambda seen: 0.1,
         to_input=lambda x: x,
         precision=Precision("float64", torch.device("cpu")),
         size=size,
     )
-    assert trainer.ranks_meet
+    assert trainer.layers_communicate
     accumulate_gradients(trainer, next(iter(batches)), 2)
     trainer.optimizer.synchronize()
-    return [parameter.grad.numpy() for parameter in net.parameters() if parameter.grad is not None]
+    return [
+        parameter.grad.numpy() for parameter in model.parameters() if parameter.grad is not None
+    ]
 
 
 def two_samples() -> tuple[np.ndarray, np.ndarray]:
     return np.random.default_rng(0).standard_normal((2, 1, 8, 8)), np.array([3, 7])
 
 
-def meeting_net(norm: torch.nn.Module) -> torch.nn.Module:
+def communicating_model(norm: torch.nn.Module) -> torch.nn.Module:
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(1, 4, 3), norm, torch.nn.Flatten(), torch.nn.Linear(4 * 36, 10)
     return torch.nn.Sequential(*layers)
 
 
-def test_a_rank_without_samples_takes_part_where_norms_meet(ranks: Any) -> None:
-    """Or the others would wait for it. Reference: torch's batch norm over both samples."""
-    net = meeting_net(torch.nn.BatchNorm2d(4)).double()
-    pictures, labels = (torch.from_numpy(each) for each in two_samples())
-    torch.nn.functional.cross_entropy(net(pictures), labels).backward()
+def test_a_rank_without_samples_participates_where_norms_communicate(ranks: Any) -> None:
+    """Else the others would wait for it. Reference: torch's batch norm over both samples."""
+    model = communicating_model(torch.nn.BatchNorm2d(4)).double()
+    images, labels = (torch.from_numpy(each) for each in two_samples())
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
     for gradients in ranks(3, meeting_gradients, 3):
-        for ours, theirs in zip(gradients, net.parameters(), strict=True):
+        for ours, theirs in zip(gradients, model.parameters(), strict=True):
             np.testing.assert_allclose(ours, theirs.grad.numpy(), rtol=1e-9, atol=1e-12)
 
 
@@ -396,20 +400,20 @@ def test_a_rank_without_samples_takes_part_where_norms_meet(ranks: Any) -> None:
 )
 def test_which_norms_meet(norm: torch.nn.Module, meet: bool) -> None:
     trainer = job.Trainer(
-        net=torch.nn.Sequential(norm),
+        model=torch.nn.Sequential(norm),
         task=Classification(3),
         optimizer=None,
-        rate=lambda seen: 0.1,
+        lr=lambda seen: 0.1,
         to_input=lambda x: x,
         precision=Precision("float32", torch.device("cpu")),
     )
-    assert trainer.ranks_meet == meet
+    assert trainer.layers_communicate == meet
 
 
 def test_float16_is_near_float32_with_clipping_too(ranks: Any) -> None:
-    words = ["optimizer.clip=0.5", "batch=50"]
-    ((exact, _, _),) = ranks(1, run, words)
-    (rough, _, _), _ = ranks(2, run, [*words, "precision=float16"])
+    overrides = ["optimizer.clip=0.5", "batch=50"]
+    ((exact, _, _),) = ranks(1, run, overrides)
+    (rough, _, _), _ = ranks(2, run, [*overrides, "precision=float16"])
     assert exact.test.loss < 1.5, "it has learned"
     assert rough.test.loss == pytest.approx(exact.test.loss, rel=0.15)
 

@@ -1,4 +1,4 @@
-"""Workers that exit with status 0 without doing their work: one line, exit status 1."""
+"""Workers that exit with status 0 without a result: one line, exit status 1."""
 
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exits(monkeypatch: pytest.MonkeyPatch, code: int = 0) -> None:
-    """Workers that end at once."""
+    """Simulate workers that exit at once."""
     monkeypatch.setattr(allstep.launch, "launch", lambda *given, **named: code)
 
 
-def check_refused(*words: str) -> str:
-    outcome = CliRunner().invoke(app, words)
+def check_refused(*arguments: str) -> str:
+    outcome = CliRunner().invoke(app, arguments)
     error = outcome.exception
     assert isinstance(error, AllstepError), (outcome.output, error)
     assert not isinstance(error, UserError)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from allstep.wire import Client, Server, new_token, table
 from allstep.wire.frames import LENGTH, MAX_FRAME, pack, receive_frame, unpack
-from allstep.wire.parked import Parked, Request
 from allstep.wire.table import Table
+from allstep.wire.waiting import Request, WaitingRequests
 from support.ranks import wait_until
 
 TOKEN = new_token()
@@ -168,7 +168,7 @@ def test_a_few_requests_behind_one_that_waits_are_answered_in_order(
 
 def test_a_reply_of_more_than_64_mb_is_refused(client: Client) -> None:
     client.set("big", bytes(MB))
-    with pytest.raises(ValueError, match=f"a reply of 681[0-9]+ bytes; at most {MAX_FRAME}"):
+    with pytest.raises(ValueError, match=f"a reply of 681[0-9]+ bytes, the limit is {MAX_FRAME}"):
         client.get_all(["big"] * 65, 30)
     assert len(client.get_all(["big"] * 60, 30)) == 60
 
@@ -204,7 +204,7 @@ def test_the_number_of_keys_is_bounded(client: Client, monkeypatch: pytest.Monke
     monkeypatch.setattr(table, "_MAX_KEYS", 3)
     for key in "abc":
         client.set(key, b"")
-    with pytest.raises(ValueError, match="3 keys are stored; at most 3"):
+    with pytest.raises(ValueError, match="3 keys are stored, the limit is 3"):
         client.set("d", b"")
     client.set("a", b"again")
     client.delete("a")
@@ -217,7 +217,7 @@ def test_the_number_of_keys_is_bounded(client: Client, monkeypatch: pytest.Monke
 def test_numbers_of_more_than_64_bits_are_refused(client: Client, amount: bytes) -> None:
     client.set("many digits", b"7" * 1000)
     with pytest.raises(ValueError, match=r"64 bits|invalid literal"):
-        client._ask("add", "n", amount)
+        client._request("add", "n", amount)
     with pytest.raises(ValueError, match="64 bits"):
         client.add("many digits", 1)
     assert client.add("n", (1 << 63) - 1) == (1 << 63) - 1
@@ -259,24 +259,24 @@ def test_the_table_knows_how_much_it_holds(steps: list[tuple[str, bytes, bytes]]
 
 
 def test_a_parked_request_waits_until_all_keys_are_there_at_once() -> None:
-    parked: Parked[str] = Parked()
+    waiting: WaitingRequests[str] = WaitingRequests()
     request = Request((b"a", b"b", b"c"), True, deadline=10.0)
     assert request.missing({b"a"}) == b"b"
-    parked.park("rank", request, b"b")
-    assert parked.waiting_for(b"a") == []
-    assert parked.waiting_for(b"b") == ["rank"]
-    assert parked.next_deadline == 10.0
-    assert parked.overdue(9.9) == []
-    assert parked.take("rank") is request
+    waiting.add("rank", request, b"b")
+    assert waiting.waiting_for(b"a") == []
+    assert waiting.waiting_for(b"b") == ["rank"]
+    assert waiting.next_deadline == 10.0
+    assert waiting.overdue(9.9) == []
+    assert waiting.take("rank") is request
     assert request.missing({b"a", b"b"}) == b"c"
     assert request.missing({b"b", b"c"}) == b"a", "deleted meanwhile"
     assert request.missing({b"a", b"b", b"c"}) is None
-    parked.park("rank", request, b"a")
-    assert parked.overdue(10.0) == ["rank"]
-    assert parked.take("rank") is request
-    assert parked.take("rank") is None
-    assert len(parked) == 0
-    assert parked.waiting_for(b"a") == []
+    waiting.add("rank", request, b"a")
+    assert waiting.overdue(10.0) == ["rank"]
+    assert waiting.take("rank") is request
+    assert waiting.take("rank") is None
+    assert len(waiting) == 0
+    assert waiting.waiting_for(b"a") == []
 
 
 @pytest.mark.usefixtures("processes")
@@ -290,7 +290,7 @@ def test_a_key_that_is_deleted_before_the_others_come(server: Server, client: Cl
     waiting = threading.Thread(target=wait)
     client.set("a", b"old")
     waiting.start()
-    wait_until(lambda: len(server._parked) == 1, 30, "the parked request")
+    wait_until(lambda: len(server._waiting) == 1, 30, "the waiting request")
     client.delete("a")
     client.set("b", b"2")
     client.set("a", b"1")

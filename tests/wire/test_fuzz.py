@@ -44,8 +44,8 @@ Case = Callable[[random.Random, socket.socket], None]
 
 
 def attack(case: Case, number: int, connect: Callable[[Server], socket.socket]) -> None:
-    """Run the cases against one store while a rank uses it; then all that they left must be gone."""
-    with Server(TOKEN, stranger_seconds=600, max_nbytes=8 * MB, max_held=8 * MB) as server:
+    """Run the cases against one store while a rank uses it; afterwards they must leave nothing."""
+    with Server(TOKEN, auth_seconds=600, max_nbytes=8 * MB, max_held=8 * MB) as server:
         rank = Client([("127.0.0.1", server.port)], TOKEN, timeout=60)
         before = resident_nbytes()
         kept: list[socket.socket] = []
@@ -68,7 +68,7 @@ def attack(case: Case, number: int, connect: Callable[[Server], socket.socket]) 
         wait_until(
             lambda: len(server._connections) == 1 and server._held == 0, 60, "the end of all cases"
         )
-        assert len(server._parked) == 0
+        assert len(server._waiting) == 0
         assert server._table._nbytes <= 8 * MB + 1000
         rank.set("last", b"")
         rank.close()
@@ -116,7 +116,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
     return data
 
 
-WORDS = [
+TEXTS = [
     b"",
     b"a",
     b"b",
@@ -164,7 +164,7 @@ def request(rng: random.Random) -> bytes:
         [*OPERATIONS, b"", b"__init__", b"values", b"take_appeared", b"set_by_owner", b"\xff"]
     )
     number = rng.choice([0, 1, 1, 2, 2, 3, 4, 1000])
-    fields = [rng.choice(WORDS[: 4 if number > 4 else None]) for _ in range(number)]
+    fields = [rng.choice(TEXTS[: 4 if number > 4 else None]) for _ in range(number)]
     if operation in (b"get", b"wait"):
         fields[:1] = [rng.choice(TIMES)]
     frame = pack([operation, *fields])

@@ -49,14 +49,14 @@ def test_a_cut_frame_is_refused(fields: list[bytes], data: st.DataObject) -> Non
 
 
 @given(st.binary(max_size=20_000), st.integers(1, 9_000))
-def test_a_reply_may_come_in_pieces(field: bytes, length: int) -> None:
+def test_a_reply_may_come_in_chunks(field: bytes, length: int) -> None:
     frame = pack([field])
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        pieces = [frame[at : at + length] for at in range(0, len(frame), length)]
-        sender = threading.Thread(target=lambda: [theirs.sendall(piece) for piece in pieces[:50]])
+        chunks = [frame[at : at + length] for at in range(0, len(frame), length)]
+        sender = threading.Thread(target=lambda: [theirs.sendall(chunk) for chunk in chunks[:50]])
         sender.start()
-        if len(pieces) > 50:  # the other side ends before the reply is whole
+        if len(chunks) > 50:  # the other side ends before the reply is whole
             sender.join()
             theirs.shutdown(socket.SHUT_WR)
             with pytest.raises(
@@ -69,20 +69,20 @@ def test_a_reply_may_come_in_pieces(field: bytes, length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "words"),
+    ("sent", "text"),
     [
-        (pack([b"ok"]) + b"more", "4 bytes came after a reply"),
-        (struct.pack("!I", MAX_FRAME + 1), f"at most {MAX_FRAME} are expected"),
+        (pack([b"ok"]) + b"more", "received 4 bytes after a reply"),
+        (struct.pack("!I", MAX_FRAME + 1), f"expected at most {MAX_FRAME}"),
         (b"\0", "ended after 1 of 4 bytes"),
         (b"", "ended after 0 of 4 bytes"),
     ],
 )
-def test_what_is_no_reply_is_refused(sent: bytes, words: str) -> None:
+def test_what_is_no_reply_is_refused(sent: bytes, text: str) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(sent)
         theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(ConnectionError, match=words):
+        with pytest.raises(ConnectionError, match=text):
             receive_reply(ours)
 
 
@@ -161,7 +161,7 @@ def test_add_counts_every_thread(server: Server) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_get_waits_for_the_key_and_holds_up_nobody(server: Server, client: Client) -> None:
+def test_a_get_waits_for_the_key_and_delays_no_other_client(server: Server, client: Client) -> None:
     found: list[bytes] = []
 
     def wait() -> None:
@@ -218,8 +218,10 @@ def test_noise_does_not_disturb(server: Server, client: Client, noise: bytes) ->
     assert client.get("k", 1) == b"v"
 
 
-def test_who_hangs_up_before_he_is_let_in_does_not_disturb(server: Server, client: Client) -> None:
-    """His connection is reset when the server comes to greet him."""
+def test_a_peer_that_hangs_up_before_its_handshake_does_not_disturb(
+    server: Server, client: Client
+) -> None:
+    """The connection is reset before the server sends its challenge."""
     with server._lock:  # holds the server up
         server._wake_out.send(b"x")
         for _ in range(3):
@@ -235,11 +237,11 @@ def test_an_unknown_operation_and_bad_numbers_are_refused(client: Client) -> Non
     with pytest.raises(ValueError, match="invalid literal"):
         client.add("text", 1)
     with pytest.raises(ValueError, match="no operation 'fly'"):
-        client._ask("fly")
+        client._request("fly")
     with pytest.raises(ValueError, match="argument"):
-        client._ask("set", "only a key")
+        client._request("set", "only a key")
     with pytest.raises(ValueError, match="argument"):
-        client._ask("get")
+        client._request("get")
     assert client.get("text", 1) == b"abc"
 
 
@@ -268,7 +270,7 @@ def test_the_first_address_that_answers_is_taken(server: Server) -> None:
     client.close()
 
 
-def test_somebody_elses_store_is_passed_over(server: Server) -> None:
+def test_the_store_of_another_run_is_passed_over(server: Server) -> None:
     with Server("another token") as other:
         client = Client([("127.0.0.1", other.port), ("127.0.0.1", server.port)], TOKEN, timeout=30)
     assert client.server_address == ("127.0.0.1", server.port)
@@ -323,17 +325,17 @@ def test_every_interface_when_asked() -> None:
 
 
 def test_closing_while_a_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread may be awake for the client's sake when it is told to end, and gone before it is
+    """The thread may be awake for the client's sake when it is asked to end, and gone before it is
     woken for ours."""
     server = Server(TOKEN)
     client = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
 
     class Late:
-        def send(self, word: bytes) -> None:
+        def send(self, data: bytes) -> None:
             client.close()
             server._thread.join(30)
             assert not server._thread.is_alive()
-            wake.send(word)
+            wake.send(data)
 
         def close(self) -> None:
             wake.close()
@@ -347,7 +349,7 @@ def test_a_value_that_no_request_can_carry() -> None:
     with Server(token := new_token()) as server:
         client = Client([("127.0.0.1", server.port)], token)
         with pytest.raises(
-            ValueError, match=r"set of 67108\d+ bytes: the store takes at most 67108864"
+            ValueError, match=r"set of 67108\d+ bytes: the store accepts at most 67108864"
         ):
             client.set("key", bytes(64 << 20))
         client.set("key", b"still connected")

@@ -3,7 +3,7 @@ same run, turn by turn.
 
 `launch` measures how long it takes to start ranks and to end them, `comm` how long they need to sum
 a tensor, `step` how much of a rank's speed is left when ranks train together. `result` holds the
-figures of a benchmark, and its three ways out: a table for people, JSON for programs, a picture;
+figures of a benchmark, and its three ways out: a table for people, JSON for programs, an image;
 `comm.result`, `step.result` and `data.result` those of the others.
 """
 

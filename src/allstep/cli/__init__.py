@@ -1,8 +1,8 @@
-"""The command `allstep`: one file per verb.
+"""The command `allstep`: one module or package per verb.
 
-A verb's file holds its options and hands over to the layer that does the work, imported inside the
-function: `allstep --help` loads no torch. A `UserError` anywhere below ends as one line and exit
-status 2; a traceback means a defect of ours.
+A verb's module defines its options and calls the layer that does the work. It imports that layer
+inside the function, so that `allstep --help` does not import torch. A `UserError` from any layer
+ends the command with one line and exit status 2; a traceback means a defect of allstep.
 """
 
 import errno
@@ -16,11 +16,12 @@ from allstep.cli.app import app
 from allstep.cli.shortage import shortage
 from allstep.console.escape import print_notice
 from allstep.errors import AllstepError
+from allstep.process.family import keep_exit_codes
 
 __all__ = ["main"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What the system answers to a path that no program could use.
+# Errors of the system for a path that no program could use.
 _UNUSABLE = (
     *_FULL,
     errno.ENAMETOOLONG,
@@ -31,24 +32,21 @@ _UNUSABLE = (
     errno.EIO,
     errno.ESTALE,
 )
-_LONGEST_SHOWN = 100
+_MAX_SHOWN = 100
 
 
 def main() -> None:
-    """Entry point of the console script and of `python -m allstep`."""
+    """Run the command line: entry point of the console script and of `python -m allstep`."""
     _allow_all_characters()
     try:
-        app()
+        with keep_exit_codes():
+            app()
     except AllstepError as error:
         print_notice(str(error))
         sys.exit(error.exit_code)
     except Exception as error:
-        line = (
-            _full_output(error)
-            or _unusable_path(error)
-            or _no_folder_here(error)
-            or shortage(error)
-        )
+        describers = (_full_output, _unusable_path, _no_folder_here, shortage)
+        line = next(filter(None, (describe(error) for describe in describers)), None)
         if line is None:
             raise
         print_notice(line)
@@ -68,7 +66,7 @@ def _allow_all_characters() -> None:
 
 
 def _full_output(error: Exception) -> str | None:
-    """Return one line about a full disk below standard output, or below a file that nothing names."""
+    """Return one line about a full disk under standard output or an unnamed file; else None."""
     if not isinstance(error, OSError) or error.errno not in _FULL or error.filename is not None:
         return None
     if _may_be_full(1, error.errno):
@@ -80,41 +78,42 @@ def _full_output(error: Exception) -> str | None:
 
 
 def _may_be_full(descriptor: int, reason: int) -> bool:
-    """Whether a write to this descriptor may have failed for `reason`: never one to a pipe or a
-    terminal."""
+    """Return whether a write to this descriptor may have failed for `reason`.
+
+    A write to a pipe or a terminal never fails for lack of space.
+    """
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            # Of devices, /dev/full is.
+            # The device /dev/full reports a full disk.
             return stat.S_ISCHR(mode) and not os.isatty(descriptor)
-        # A quota or a limit of the size of files does not show in what the disk has left.
+        # A quota or a limit on file sizes is not visible in the free space of the disk.
         return reason != errno.ENOSPC or not os.fstatvfs(descriptor).f_bavail
     except OSError:
         return True
 
 
 def _no_folder_here(error: Exception) -> str | None:
-    """Return one line for a command in a folder that was removed: any use of a relative path fails
-    there."""
+    """Return one line if the current folder was removed; else None.
+
+    Any use of a relative path fails there.
+    """
     if isinstance(error, FileNotFoundError):
         try:
             Path.cwd()
         except FileNotFoundError:
             return (
-                "the current folder does not exist any more: change to another one (cd), and start"
+                "the current folder does not exist any more; change to another one (cd) and start"
                 " again"
             )
     return None
 
 
 def _unusable_path(error: Exception) -> str | None:
-    """Return one line about a path that the system refuses, wherever a command first touched it."""
+    """Return one line about a path that the system refuses; None for any other error."""
     if not isinstance(error, OSError) or error.errno not in _UNUSABLE or error.filename is None:
         return None
     name = str(error.filename)
-    shown = (
-        name
-        if len(name) <= _LONGEST_SHOWN
-        else f"{name[:_LONGEST_SHOWN]}... ({len(name)} characters)"
-    )
-    return f"{shown}: {error.strerror}"
+    if len(name) > _MAX_SHOWN:
+        name = f"{name[:_MAX_SHOWN]}... ({len(name)} characters)"
+    return f"{name}: {error.strerror}"

@@ -1,4 +1,4 @@
-"""The tree of verbs."""
+"""The typer application `allstep` with all its verbs."""
 
 from typing import Annotated
 
@@ -20,18 +20,18 @@ from allstep.cli.verify import verify
 
 app = typer.Typer(
     name="allstep",
-    help="Takes a training script from one process to many workers and many hosts.",
+    help="Scale a training script from one process to many workers and hosts.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
 _NEED_TORCH = ("train", "verify", "eval", "predict", "study")
 
 
 def _version(asked: bool) -> None:
+    """Print the version and exit, if --version is given."""
     if asked:
         print(f"allstep {__version__}")
         raise typer.Exit
@@ -43,11 +43,11 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Show the version and stop."
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
-    """What every verb shares."""
+    """Check the memory limit before a verb that imports torch."""
     if context.invoked_subcommand in _NEED_TORCH:
         check_memory()
 

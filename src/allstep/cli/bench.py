@@ -1,4 +1,4 @@
-"""`allstep bench`: measure allstep beside its peers on this machine."""
+"""`allstep bench`: measure allstep and its peers on this machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,28 +14,40 @@ if TYPE_CHECKING:
     from allstep.bench.data.result import DataResult
     from allstep.bench.step.result import StepResult
 
-bench = typer.Typer(name="bench", help="Measure allstep beside its peers.", no_args_is_help=True)
+bench = typer.Typer(
+    name="bench",
+    help="Compare the speed of allstep with its peers on this machine.",
+    no_args_is_help=True,
+)
 
 Repetitions = Annotated[
     int,
-    typer.Option("--repetitions", "-r", min=1, help="Turns that count, after one that does not."),
+    typer.Option(
+        "--repetitions", "-r", min=1, help="Number of measured repetitions, after one warm-up."
+    ),
 ]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the figures there; - is standard output."),
+    typer.Option(
+        "--json", metavar="FILE", help="Also write the figures as JSON; - is standard output."
+    ),
 ]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw them there.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw the figures.")
+]
 
 
 @bench.callback()
 def _root() -> None:
-    """Measure allstep beside its peers."""
+    """Compare the speed of allstep with its peers on this machine."""
 
 
 @bench.command()
 def launch(repetitions: Repetitions = 5, json: Json = None, plot: Plot = None) -> None:
-    """Start two ranks that add up one number: allstep run, torchrun, mpirun, and importing torch
-    alone."""
+    """Measure the start of two ranks that sum one number.
+
+    Compared are allstep run, torchrun, mpirun, and `import torch` alone.
+    """
     from allstep.bench.launch import contenders, measure_launch
 
     _check(json, plot)
@@ -48,12 +60,12 @@ def launch(repetitions: Repetitions = 5, json: Json = None, plot: Plot = None) -
 @bench.command()
 def comm(
     ranks: Annotated[
-        str, typer.Option("--ranks", metavar="N,...", help="Numbers of ranks.")
+        str, typer.Option("--ranks", metavar="N,...", help="Numbers of ranks to measure.")
     ] = "2,4",
     sizes: Annotated[
         str,
         typer.Option(
-            "--sizes", metavar="SIZE,...", help="Sizes of the tensor; a KB is 1,024 bytes."
+            "--sizes", metavar="SIZE,...", help="Sizes of the tensor; 1 KB is 1,024 bytes."
         ),
     ] = "4KB,64KB,1MB,8MB,32MB,100MB,256MB",
     caches: Annotated[
@@ -62,8 +74,8 @@ def comm(
             "--caches",
             metavar="STATE",
             help=(
-                "Before each call: hot (nothing), written (rewrite the tensor), cold (rewrite, then"
-                " empty the caches)."
+                "State of the CPU caches before each call: hot (unchanged), written (the tensor is"
+                " rewritten), cold (rewritten, then the caches are emptied)."
             ),
         ),
     ] = "hot",
@@ -71,8 +83,10 @@ def comm(
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Sum a tensor over the ranks of this host: allstep with shared and private tensors and by each
-    algorithm, Gloo, Open MPI."""
+    """Measure an allreduce over ranks of this host.
+
+    Compared are allstep with shared and private tensors and with each algorithm, Gloo and Open MPI.
+    """
     from allstep.bench.comm.measure import measure_comm
     from allstep.bench.comm.result import parse_caches, parse_ranks, parse_sizes
 
@@ -87,25 +101,31 @@ def comm(
 @bench.command()
 def step(
     model: Annotated[
-        str, typer.Option("--model", help="alexnet, resnet18 or small-cnn.")
+        str, typer.Option("--model", help="Model: alexnet, resnet18 or small-cnn.")
     ] = "alexnet",
     num_ranks: Annotated[
         int,
         typer.Option(
-            "--np", "-n", callback=between("--np", 1, MOST), help="Ranks, each with one thread."
+            "--np",
+            "-n",
+            callback=between("--np", 1, MOST),
+            help="Number of ranks, with one thread each.",
         ),
     ] = 2,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", min=1, help="Pictures of a rank at a step; 32, resnet18: 64."),
+        typer.Option(
+            "--batch", min=1, help="Images per rank and step (default: 32; resnet18: 64)."
+        ),
     ] = None,
     repetitions: Repetitions = 9,
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Train a net:
+    """Measure training steps of a model on several ranks.
 
-    DDP on Gloo and on allstep, DistributedOptimizer and share_weights beside independent copies.
+    Compared are DDP on Gloo and on allstep, DistributedOptimizer, share_weights, and independent
+    copies without communication.
     """
     from allstep.bench.step.measure import NUM_EXTRA, measure_step
 
@@ -118,30 +138,32 @@ def step(
 @bench.command()
 def data(
     where: Annotated[
-        list[str], typer.Argument(metavar="SRC...", help="Pictures: shards, a folder, idx files.")
+        list[str], typer.Argument(metavar="SRC...", help="Images: shards, a folder or idx files.")
     ],
     size: Annotated[
-        int, typer.Option("--size", min=1, help="Pixels of a side that come out.")
+        int, typer.Option("--size", min=1, help="Side of the cropped images in pixels.")
     ] = 224,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures of a batch.")] = 64,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images per batch.")] = 64,
     threads: Annotated[
         int | None,
         typer.Option(
             "--threads",
             "-j",
             callback=between("--threads", 1, MOST),
-            help="Threads or processes of each; else one per core.",
+            help="Threads or processes of each loader (default: one per core).",
         ),
     ] = None,
     max_samples: Annotated[
-        int, typer.Option("--max-samples", min=1, help="Take so many pictures at most.")
+        int, typer.Option("--max-samples", min=1, help="Maximum number of images to read.")
     ] = 2000,
     repetitions: Repetitions = 5,
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Read, decode, crop, flip and collate pictures: allstep beside DataLoader, WebDataset, DALI
-    and tf.data."""
+    """Measure loaders that read, decode, crop, flip and collate images.
+
+    Compared are allstep, DataLoader, WebDataset, DALI and tf.data.
+    """
     from allstep.bench.data.measure import NUM_EXTRA, measure_data
 
     _check(json, plot)
@@ -151,7 +173,7 @@ def data(
 
 
 def _check(json: Path | None, plot: Path | None) -> None:
-    """What would go wrong after a minute of measuring goes wrong now."""
+    """Raise ConfigError before the measurement if an output file cannot be written."""
     check_output("--json", json, "JSON")
     check_output("--plot", plot, "a drawing")
 
@@ -159,7 +181,7 @@ def _check(json: Path | None, plot: Path | None) -> None:
 def _show(
     result: "Result | CommResult | StepResult | DataResult", json: Path | None, plot: Path | None
 ) -> None:
-    """The table on the terminal, out of the way of figures that go to standard output."""
+    """Print the table and write the files; the table goes to stderr if JSON goes to stdout."""
     from rich.console import Console
 
     console = Console(stderr=str(json) == STDOUT, highlight=False)

@@ -1,5 +1,4 @@
-"""`allstep doctor`: what this machine has, what allstep will use, and what is wrong with how to fix
-it."""
+"""`allstep doctor`: report what this machine has, what allstep will use, and what to fix."""
 
 import json as json_format
 from pathlib import Path
@@ -7,36 +6,36 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allstep.cli.options import Launcher
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
     from allstep.launch import Host
 
+Hosts = Annotated[
+    str | None, typer.Option("-H", "--hosts", help="Also examine these hosts: h1:2,h2:4.")
+]
+Hostfile = Annotated[Path | None, typer.Option(help="File with one host per line: h1 slots=2.")]
+Iface = Annotated[
+    str | None, typer.Option(help="Network interface between the hosts (default: by route).")
+]
+Ssh = Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="ssh command for other hosts.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Skip the trial run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
 
 def doctor(
-    hosts: Annotated[
-        str | None, typer.Option("-H", "--hosts", help="Also look at these hosts: h1:2,h2:4.")
-    ] = None,
-    hostfile: Annotated[
-        Path | None, typer.Option(help="A file with one host a line: h1 slots=2.")
-    ] = None,
-    iface: Annotated[
-        str | None, typer.Option(help="The network interface between the hosts.")
-    ] = None,
-    ssh: Annotated[
-        str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")
-    ] = "ssh",
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out the trial run.")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print everything that was found as JSON.")
-    ] = False,
-    launcher: Annotated[
-        str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
-    ] = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
+    iface: Iface = None,
+    ssh: Ssh = "ssh",
+    quick: Quick = False,
+    json: Json = False,
+    launcher: Launcher = None,
 ) -> None:
-    """Look at this machine, or at several hosts, and say what is wrong.
+    """Examine this machine, or several hosts, and report problems with their remedies.
 
-    The exit status is 1 when a run would fail.
+    The exit status is 1 if a run would fail.
     """
     from allstep.doctor import Asked, examine, follow
     from allstep.doctor.print import show
@@ -53,6 +52,7 @@ def doctor(
 
 
 def _hosts(hosts: str | None, hostfile: Path | None) -> "list[Host]":
+    """Return the hosts that -H or --hostfile names; raise ConfigError if both are given."""
     from allstep.launch import parse_hosts, read_hostfile
 
     if hosts and hostfile:

@@ -1,18 +1,19 @@
-"""`allstep eval`: the score of a run's net, on the run's own data or on other data.
+"""`allstep eval`: evaluate the model of a run, on the run's own data or on other data.
 
-One process with all cores (or one GPU) does it, unless --workers asks for more, or a launcher
-(allstep run, torchrun, mpirun, srun) has started them.
+One process with all cores (or one GPU) evaluates, unless --workers requests more or a launcher
+(allstep run, torchrun, mpirun, srun) has started several.
 """
 
 import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 from allstep.cli.numbers import MOST, between
+from allstep.cli.options import Launcher
 from allstep.cli.output_file import check_output
 from allstep.cli.predict import (
     Device,
@@ -21,7 +22,7 @@ from allstep.cli.predict import (
     Trust,
     WhichWeights,
     checked_which,
-    tell,
+    print_notes,
     write_json,
 )
 from allstep.process.python import run_module
@@ -31,53 +32,60 @@ if TYPE_CHECKING:
     from allstep.train.use.evaluate import Reevaluated
 
 _DONE = "ALLSTEP_EVAL_DONE"
-"""Variable with the path of the file that proves to the launching process that there is a score."""
+"""Environment variable: path of the file that rank 0 creates once it has printed the score."""
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Config keys of the run's data to change, such as data.folder=DIR.",
+    ),
+]
+Split = Annotated[
+    str, typer.Option("--part", metavar="test|validation|train", help="Split to evaluate.")
+]
+OtherData = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="PLACE",
+        help="Evaluate all samples of other data instead: a folder, file, pattern or URL.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        "-n",
+        callback=between("--workers", 1, MOST),
+        help="Number of workers (default: one process).",
+    ),
+]
 
 
 def eval_(
     run: RunFolder,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="Keys of the run's data, such as data.folder=DIR."
-        ),
-    ] = None,
-    part: Annotated[
-        str, typer.Option("--part", metavar="test|validation|train", help="Which part of the data.")
-    ] = "test",
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data", metavar="PLACE", help="Other data: a folder, file, pattern or URL; all of it."
-        ),
-    ] = None,
+    overrides: Overrides = None,
+    split: Split = "test",
+    data: OtherData = None,
     which: WhichWeights = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            "-n",
-            callback=between("--workers", 1, MOST),
-            help="How many; else one process.",
-        ),
-    ] = None,
+    workers: Workers = None,
     device: Device = "auto",
     json: Json = None,
     trust: Trust = False,
-    launcher: Annotated[
-        str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
-    ] = None,
+    launcher: Launcher = None,
 ) -> None:
-    """Evaluate the net of a run, every sample once: loss, accuracy, top-5 accuracy."""
+    """Evaluate the model of a run on every sample once: loss, accuracy, top-5 accuracy."""
     from allstep.errors import ConfigError
     from allstep.train.config.num_workers import check_num_workers
-    from allstep.train.folder.read import Evaluation, PartName
+    from allstep.train.folder.read import Evaluation, SplitName
     from allstep.world import NONE, World
 
-    if part not in get_args(PartName):
-        raise ConfigError(f"--part: expected test, validation or train, found {part!r}")
+    if split not in get_args(SplitName):
+        raise ConfigError(f"--part: expected test, validation or train, found {split!r}")
     check_output("--json", json, "JSON")
-    asked = Evaluation(run, part, checked_which(which), data, words or [], device, trust)  # type: ignore[arg-type]  # looked at above
+    name, weights = cast("SplitName", split), checked_which(which)
+    asked = Evaluation(run, name, weights, data, overrides or [], device, trust)
     asked.config()
     world = World.detect(launcher)
     if world.launcher == NONE and workers is not None and workers > 1:
@@ -88,7 +96,7 @@ def eval_(
 
     result = work(asked, launcher)
     if result is not None:
-        tell(result.notes)
+        print_notes(result.notes)
         _show(result, stderr=str(json) == "-")
         write_json(json, _as_json(asked, result))
         if world.launcher != NONE and (done := os.environ.get(_DONE)):
@@ -96,9 +104,10 @@ def eval_(
 
 
 def _start(num_workers: int) -> int:
-    """The same command on workers; their exit status.
+    """Start the same command on `num_workers` workers and return their exit status.
 
-    Rank 0 leaves a file once it has shown the score: a status of 0 alone proves nothing.
+    Rank 0 creates a file once it has printed the score. Raise if that file is missing after exit
+    status 0: the status alone does not prove that there is a score.
     """
     from allstep.launch import launch
     from allstep.train.config.num_workers import no_result
@@ -114,6 +123,7 @@ def _start(num_workers: int) -> int:
 
 
 def _show(result: "Reevaluated", *, stderr: bool) -> None:
+    """Print the score as a table."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -121,15 +131,12 @@ def _show(result: "Reevaluated", *, stderr: bool) -> None:
     from allstep.console.escape import escaped
 
     score = result.score
+    left_out = f" ({result.num_bad} bad ones left out)" if result.num_bad else ""
     table = Table(box=None, show_header=False, padding=(0, 3, 0, 0), pad_edge=False)
     rows = [
         ("data", result.where),
         ("weights", f"the {result.which} ones, after {result.samples:,} samples"),
-        (
-            "samples",
-            f"{score.count:,}"
-            + (f" ({result.num_bad} bad ones left out)" if result.num_bad else ""),
-        ),
+        ("samples", f"{score.count:,}{left_out}"),
         ("loss", f"{score.loss:.4f}"),
         ("top-1 accuracy", f"{score.accuracy:.2%}"),
         ("top-5 accuracy", f"{score.top5:.2%}"),
@@ -140,6 +147,7 @@ def _show(result: "Reevaluated", *, stderr: bool) -> None:
 
 
 def _as_json(asked: "Evaluation", result: "Reevaluated") -> dict[str, object]:
+    """Return the score as plain values for --json."""
     score = result.score
     return {
         "run": str(asked.folder),

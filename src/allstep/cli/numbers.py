@@ -1,18 +1,22 @@
-"""Bounds of options that start threads or processes: an absurd number is one line, exit status 2.
+"""Bounds of options that start threads or processes.
 
-`--jobs 100000` would start as many threads, and take the machine down before anything fails. The
-bounds are those of a config (`data.workers`), far above what is useful.
+`--jobs 100000` would start that many threads and overload the machine before anything fails; with a
+bound it is an error of one line, exit status 2. The bounds are those of a config (`data.workers`),
+far above what is useful.
 """
 
 from collections.abc import Callable
 
-from allstep.machine import MOST_TASKS as MOST
+from allstep.machine import MAX_TASKS as MOST
 
 __all__ = ["MOST", "between"]
 
 
 def between(option: str, low: int, high: int) -> Callable[[int | None], int | None]:
-    """Return a callback for `typer.Option`: ConfigError unless the value is in the range."""
+    """Return a callback for `typer.Option` that raises ConfigError outside of `low` to `high`.
+
+    `option` is the name of the option, for the message. None passes.
+    """
 
     def check(value: int | None) -> int | None:
         from allstep.errors import ConfigError

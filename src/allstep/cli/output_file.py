@@ -1,16 +1,15 @@
-"""Files that a command writes where the user says (`--json FILE`, `--plot FILE.png`, `--out
-FILE.html`).
+"""Output files that an option names: `--json FILE`, `--plot FILE.png`, `--out FILE.html`.
 
-What would go wrong at the end of an hour goes wrong at the start. A file that is there already is
-replaced only if it looks like an earlier output: `predict RUN --json *.png`, with the name
-forgotten, must not write over the first picture.
+They are checked before the work starts, so that an unusable file does not cost an hour. An existing
+file is replaced only if it looks like an earlier output: `predict RUN --json *.png`, with the name
+of the JSON file forgotten, must not overwrite the first image.
 """
 
 import sys
 from pathlib import Path
 
 from allstep.errors import ConfigError
-from allstep.files.whole import replace_file
+from allstep.files.atomic import replace_file
 
 STDOUT = "-"
 _STARTS = {
@@ -21,30 +20,32 @@ _STARTS = {
 
 
 def check_output(option: str, file: Path | None, kind: str) -> None:
-    """Raise ConfigError if `file` cannot be written, or is there and not of this kind.
+    """Raise ConfigError if `file` cannot be written, or exists and is not of this kind.
 
-    kind: JSON, HTML or "a drawing".
+    `option` is the option that names the file, for the message. `kind` is "JSON", "HTML" or "a
+    drawing". None and "-" (standard output) are accepted.
     """
     if file is None or str(file) == STDOUT:
         return
     if file.is_dir():
         raise ConfigError(f"{option} {file}: is a folder; expected a file to write")
     if not file.absolute().parent.is_dir():
-        raise ConfigError(f"{option} {file}: there is no folder {file.parent}")
-    if file.is_file() and not _is_output(file, kind):
         raise ConfigError(
-            f"{option} {file}: is there already and is not {kind}: give the name of a new file"
+            f"{option} {file}: there is no folder {file.parent}; create it or give another file"
         )
+    if file.is_file() and not _is_output(file, kind):
+        raise ConfigError(f"{option} {file}: exists and is not {kind}; give the name of a new file")
 
 
 def write_text(option: str, file: Path | None, text: str) -> None:
-    """Write to a file, to standard output (`-`) or nowhere (None)."""
+    """Write to a file, to standard output (`-`) or nowhere (None); raise ConfigError on failure."""
     if str(file) == STDOUT:
         sys.stdout.write(text)
     elif file is not None:
         try:
             if file.exists() and not file.is_file():
-                file.write_text(text)  # a device, or a pipe
+                # A device or a pipe cannot be replaced.
+                file.write_text(text)
             else:
                 replace_file(file.resolve(), text.encode())
         except OSError as error:
@@ -54,6 +55,7 @@ def write_text(option: str, file: Path | None, text: str) -> None:
 
 
 def _is_output(file: Path, kind: str) -> bool:
+    """Return whether an existing file is empty or starts like an output of this kind."""
     try:
         with file.open("rb") as opened:
             start = opened.read(64).lstrip()

@@ -1,4 +1,4 @@
-"""`allstep predict`: what the net of a run sees in pictures, as a table and as JSON."""
+"""`allstep predict`: classify images with the model of a run; the output is a table or JSON."""
 
 import json as json_format
 from collections import Counter
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="A run folder, of a run that has ended or is under way."),
+    typer.Argument(metavar="RUN", help="Run folder of a run that has ended or is in progress."),
 ]
 WhichWeights = Annotated[
     str | None,
     typer.Option(
-        "--which", metavar="last|best", help="Weights: else those that the run itself tests."
+        "--which",
+        metavar="last|best",
+        help="Weights to use (default: those that the run itself tests).",
     ),
 ]
 Trust = Annotated[
@@ -32,37 +34,43 @@ Trust = Annotated[
         help="Execute the model code that the run's config names, even if another person wrote it.",
     ),
 ]
-Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="auto|cpu|cuda", help="Device to compute on.")
+]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Write it there, too; - is standard output."),
+    typer.Option(
+        "--json", metavar="FILE", help="Also write the result as JSON; - is standard output."
+    ),
 ]
 MaxPixels = Annotated[
     int | None,
     typer.Option(
-        "--max-pixels", min=1, help="Refuse larger pictures (default: the run's data.max_pixels)."
+        "--max-pixels", min=1, help="Refuse larger images (default: the run's data.max_pixels)."
     ),
 ]
 
 
 def predict(
     run: RunFolder,
-    pictures: Annotated[
+    images: Annotated[
         list[str],
         typer.Argument(
-            metavar="PICTURES...", help="Files, folders (all pictures below them) or patterns."
+            metavar="IMAGES...", help="Image files, folders (all images below them) or patterns."
         ),
     ],
-    top: Annotated[int, typer.Option("--top", min=1, help="How many classes of each.")] = 5,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="Number of classes to show per image.")
+    ] = 5,
     which: WhichWeights = None,
     device: Device = "auto",
     json: Json = None,
     max_pixels: MaxPixels = None,
     trust: Trust = False,
 ) -> None:
-    """Name the likeliest classes of pictures.
+    """Print the most probable classes of images.
 
-    The exit status is 1 when one of them cannot be read.
+    The exit status is 1 if an image cannot be read.
     """
     from allstep.cli.predict_table import show
     from allstep.console.progress_bar import bar
@@ -70,20 +78,21 @@ def predict(
 
     chosen = checked_which(which)
     check_output("--json", json, "JSON")
-    run_config(run, trust=trust)  # what is wrong with the folder is said before torch is fetched
+    # Report errors in the run folder before torch is imported, which takes seconds.
+    run_config(run, trust=trust)
     from allstep.data.sources.folder import left_out_notes
-    from allstep.train.use.predict import find_pictures, load_run
-    from allstep.train.use.predict import predict as look_at
+    from allstep.train.use.predict import find_images, load_run
+    from allstep.train.use.predict import predict as predict_images
 
     trained = load_run(run, chosen, device, trust)
     if max_pixels is not None:
         trained.prepare.max_pixels = max_pixels
-    tell(trained.notes)
+    print_notes(trained.notes)
     left_out: Counter[str] = Counter()
-    files, found = find_pictures(pictures, left_out), []
-    tell(list(left_out_notes(", ".join(pictures), left_out)))
-    with bar("predicting", "pictures") as shown:
-        for prediction in look_at(trained, files, top):
+    files, found = find_images(images, left_out), []
+    print_notes(list(left_out_notes(", ".join(images), left_out)))
+    with bar("predicting", "images") as shown:
+        for prediction in predict_images(trained, files, top):
             found.append(prediction)
             shown(len(found), len(files), "")
     show(found, stderr=str(json) == "-")
@@ -93,7 +102,7 @@ def predict(
 
 
 def checked_which(which: str | None) -> "Which | None":
-    """The word, if it is one of the two."""
+    """Return `which` if it is "last", "best" or None; otherwise raise ConfigError."""
     from allstep.errors import ConfigError
 
     if which not in ("last", "best", None):
@@ -101,21 +110,22 @@ def checked_which(which: str | None) -> "Which | None":
     return cast("Which | None", which)
 
 
-def tell(notes: Sequence[str]) -> None:
-    """Lines beside the output."""
+def print_notes(notes: Sequence[str]) -> None:
+    """Print one line per note to standard error."""
     for note in notes:
         print_notice(note)
 
 
 def write_json(file: Path | None, content: Any) -> None:
-    """To a file, to standard output (-) or nowhere."""
+    """Write `content` as JSON to a file, to standard output (`-`) or nowhere (None)."""
     write_text("--json", file, json_format.dumps(content, indent=2) + "\n")
 
 
 def _as_json(prediction: "Prediction") -> dict[str, Any]:
+    """Return the entry of one image in the JSON output."""
     if prediction.problem is not None:
-        return {"picture": prediction.picture, "problem": prediction.problem}
+        return {"picture": prediction.image, "problem": prediction.problem}
     classes = [
         {"class": name, "probability": probability} for name, probability in prediction.classes
     ]
-    return {"picture": prediction.picture, "classes": classes}
+    return {"picture": prediction.image, "classes": classes}

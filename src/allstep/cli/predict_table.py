@@ -1,8 +1,9 @@
-"""Predictions as lines for a person: the picture, then its classes, the likeliest first; or why it
-cannot be read.
+"""Print predictions as lines: the image, then its classes, the most probable first.
 
-new/a.jpg      circle 98.2%   square 1.1%   triangle 0.7%
-new/gone.jpg   cannot be read: No such file or directory
+For an image that cannot be read, the line has the reason.
+
+    new/a.jpg      circle 98.2%   square 1.1%   triangle 0.7%
+    new/gone.jpg   cannot be read: No such file or directory
 """
 
 from collections.abc import Sequence
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def show(found: "Sequence[Prediction]", *, stderr: bool) -> None:
-    """Prints the lines; long ones are left to the terminal to break."""
+    """Print the lines without wrapping; the terminal breaks long ones."""
     console = Console(stderr=stderr, highlight=False)
     for line in lines(found):
         console.print(line, markup=False, soft_wrap=True)
 
 
 def lines(found: "Sequence[Prediction]") -> list[str]:
-    """One for each picture. Reasons are long, so they widen no column."""
-    rows = [[escaped(each.picture), *_shares(each)] for each in found]
+    """Return one line per image, with aligned columns. Reasons do not widen columns."""
+    rows = [[escaped(each.image), *_probabilities(each)] for each in found]
     widths = [max(map(cell_len, cells)) for cells in zip_longest(*rows, fillvalue="")]
     for row, each in zip(rows, found, strict=True):
         if each.problem is not None:
@@ -35,10 +36,12 @@ def lines(found: "Sequence[Prediction]") -> list[str]:
     return ["   ".join(_padded(row, widths)).rstrip() for row in rows]
 
 
-def _shares(prediction: "Prediction") -> list[str]:
-    return [f"{escaped(name)} {share:.1%}" for name, share in prediction.classes]
+def _probabilities(prediction: "Prediction") -> list[str]:
+    """Return the classes with their probabilities as text."""
+    return [f"{escaped(name)} {value:.1%}" for name, value in prediction.classes]
 
 
 def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Return the cells filled up to the widths of their columns; a further cell stays as it is."""
     room = [*widths, 0]
-    return [cell + " " * (room[place] - cell_len(cell)) for place, cell in enumerate(cells)]
+    return [cell + " " * (room[column] - cell_len(cell)) for column, cell in enumerate(cells)]

@@ -1,8 +1,7 @@
-"""`allstep train --overfit N` and `--dry-run`: what is tried before a long run. Neither leaves
-anything behind.
+"""`allstep train --overfit N` and `--dry-run`: tests before a long run.
 
-As with a run, the process outside a world checks config and data and starts the workers, and each
-worker is the same command.
+Both work in a temporary folder that is removed at the end. As with a run, the process without a
+launcher checks config and data and starts the workers, and each worker runs the same command.
 """
 
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allstep.console.escape import print_line, print_notice
-from allstep.files.whole import replace_file
+from allstep.files.atomic import replace_file
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:
@@ -26,19 +25,22 @@ _CONFIG, _STATUS = "config.yaml", "status"
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What was asked for."""
+    """A requested test."""
 
     source: str
-    words: list[str]
+    """Recipe or config file."""
+    overrides: list[str]
+    """Config keys to change, as KEY=VALUE."""
     data: Path | None
+    """Folder with the dataset's files; None: the usual places."""
     out: Path | None
-    """Where the run itself would go: a dry run writes on the same disk."""
+    """Folder of the run that would follow: a dry run writes to the same disk."""
     overfit: int | None
-    """Samples to learn by heart; None: a dry run."""
+    """Number of samples to learn by heart; None: a dry run."""
 
 
 def rehearse(asked: Rehearsal, workers: int | None, launcher: str | None) -> int:
-    """Outside a world start the workers, inside be one; the exit status."""
+    """Start the workers or, under a launcher, work as one of them; return the exit status."""
     from allstep.train.config.num_workers import check_num_workers
     from allstep.world import NONE, World
 
@@ -50,12 +52,13 @@ def rehearse(asked: Rehearsal, workers: int | None, launcher: str | None) -> int
 
 
 def _start(asked: Rehearsal, workers: int | None) -> int:
+    """Check config and data, run the test on the workers and return its exit status."""
     from allstep.launch import launch
     from allstep.train.config.num_workers import default_num_workers, no_result
     from allstep.train.folder.scratch import make_scratch
     from allstep.train.run.prepare import check, prepare
 
-    prepared = prepare(asked.source, asked.words, asked.data)
+    prepared = prepare(asked.source, asked.overrides, asked.data)
     check(prepared)
     if prepared.note:
         print_notice(prepared.note)
@@ -78,12 +81,12 @@ def _start(asked: Rehearsal, workers: int | None) -> int:
 
 
 def _place(asked: Rehearsal) -> Path | None:
-    """Near which scratch files go."""
+    """Return the path next to which temporary files are created; None: no preference."""
     return None if asked.overfit is not None else asked.out or Path("runs") / "run"
 
 
 def _work(asked: Rehearsal, launcher: str | None) -> int:
-    """As a worker; the exit status."""
+    """Run the test as a worker and return the exit status."""
     from allstep import comm
     from allstep.comm.group import agree
     from allstep.train.folder.scratch import scratch
@@ -91,23 +94,27 @@ def _work(asked: Rehearsal, launcher: str | None) -> int:
 
     world = comm.init(launcher)
     config = agree.rank_0_decides(
-        world, lambda: prepare(asked.source, asked.words, asked.data).config.resolved(world.size)
+        world,
+        lambda: prepare(asked.source, asked.overrides, asked.data).config.resolved(world.size),
     )
-    tell: Callable[[str], None] = print_line if world.rank == 0 else lambda line: None
+    report: Callable[[str], None] = print_line if world.rank == 0 else lambda line: None
     with scratch(world, asked.out or _place(asked)) as folder:
         code = (
-            _learn(config, asked.overfit, world, folder, tell)
+            _learn(config, asked.overfit, world, folder, report)
             if asked.overfit
-            else _dry_run(config, world, folder, tell)
+            else _dry_run(config, world, folder, report)
         )
-        code = _left(asked, world, code)
+        code = _hand_over(asked, world, code)
     comm.shutdown()
     return code
 
 
-def _left(asked: Rehearsal, world: "World", code: int) -> int:
-    """The exit status of this worker: a test that ended with a no is no failure of a worker, so our
-    own launching process reads it."""
+def _hand_over(asked: Rehearsal, world: "World", code: int) -> int:
+    """Return the exit status of this worker.
+
+    A failed test is not a failed worker: if our own launching process started it, the worker exits
+    with 0, and rank 0 writes the result of the test to a file that the launching process reads.
+    """
     if asked.out is None or Path(asked.source) != asked.out.parent / _CONFIG:
         return code
     if world.rank == 0:
@@ -116,27 +123,33 @@ def _left(asked: Rehearsal, world: "World", code: int) -> int:
 
 
 def _learn(
-    config: "ResolvedConfig", count: int, world: "World", folder: Path, tell: Callable[[str], None]
+    config: "ResolvedConfig",
+    count: int,
+    world: "World",
+    folder: Path,
+    report: Callable[[str], None],
 ) -> int:
+    """Test whether the model learns `count` samples by heart; return the exit status."""
     from allstep.train.check.overfit import learn, simplified, verdict
 
     simple, off = simplified(config, count)
-    tell(f"learning {count} samples by heart, in batches of {simple.batch}")
+    report(f"learning {count} samples by heart, in batches of {simple.batch}")
     if off:
-        tell(f"switched off: {', '.join(off)}")
-    learned = learn(simple, world, folder, tell)
-    tell(verdict(learned))
+        report(f"switched off: {', '.join(off)}")
+    learned = learn(simple, world, folder, report)
+    report(verdict(learned))
     return 0 if learned.by_heart else 1
 
 
 def _dry_run(
-    config: "ResolvedConfig", world: "World", folder: Path, tell: Callable[[str], None]
+    config: "ResolvedConfig", world: "World", folder: Path, report: Callable[[str], None]
 ) -> int:
+    """Run one of each phase and print times, memory and a forecast; return the exit status."""
     from allstep.console.text_table import columns
     from allstep.train.check.dry_run import forecast, rehearse, table
 
-    tell(f"dry run with {world.size} worker{'s' if world.size > 1 else ''}")
+    report(f"dry run with {world.size} worker{'s' if world.size > 1 else ''}")
     rehearsed = rehearse(config, world, folder)
     for line in [*columns(list(table(rehearsed))), *forecast(rehearsed)]:
-        tell(line)
+        report(line)
     return 0 if rehearsed.fits else 1

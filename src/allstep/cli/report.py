@@ -1,4 +1,4 @@
-"""`allstep report`: one HTML page about a run, or about several side by side."""
+"""`allstep report`: write one HTML page about a run, or a comparison of several runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,20 +8,26 @@ import typer
 from allstep.cli.output_file import check_output
 from allstep.console.escape import print_line
 
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Run folders; the others are compared with the first."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE.html",
+        help="Page to write (default: report.html in the first run folder).",
+    ),
+]
 
-def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders; the others are held beside the first."),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE.html", help="Else report.html in the first run's folder."
-        ),
-    ] = None,
-) -> None:
-    """Draw what runs did and say what it means: one page, nothing to install or to fetch."""
+
+def report(runs: Runs, out: Out = None) -> None:
+    """Write an HTML page with the curves of runs and what they mean.
+
+    The page is one file that loads nothing else.
+    """
     from allstep.report import write_report
 
     check_output("--out", out, "HTML")

@@ -1,6 +1,6 @@
 """`allstep run`: start a command on many workers.
 
-It takes horovodrun's flags too; `bin/horovodrun` is this verb.
+It also accepts the flags of horovodrun; allstep's `bin/horovodrun` calls this verb.
 """
 
 import os
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def _check_build(asked: bool) -> None:
+    """Print horovodrun's table of what is built in, and exit, if --check-build is given."""
     if asked:
         from allstep.cli.horovod.check_build import table
 
@@ -29,6 +30,7 @@ def _check_build(asked: bool) -> None:
 
 
 def _version(asked: bool) -> None:
+    """Print the version of Horovod whose API allstep has, and exit, if --version is given."""
     if asked:
         from allstep.launch.horovod import API_VERSION
 
@@ -39,7 +41,7 @@ def _version(asked: bool) -> None:
 Command = Annotated[
     list[str],
     typer.Argument(
-        metavar="COMMAND...", help="What every worker runs; a .py file is run with Python."
+        metavar="COMMAND...", help="Command of every worker; a .py file runs with Python."
     ),
 ]
 NumWorkers = Annotated[
@@ -49,7 +51,7 @@ NumWorkers = Annotated[
         "-n",
         "--num-workers",
         metavar="N",
-        help="How many workers; all slots of -H if not given.",
+        help="Number of workers (default: all slots of -H).",
     ),
 ]
 Hosts = Annotated[
@@ -57,17 +59,22 @@ Hosts = Annotated[
 ]
 Hostfile = Annotated[
     Path | None,
-    typer.Option("--hostfile", "-hostfile", help="A file with one host a line: h1 slots=2."),
+    typer.Option("--hostfile", "-hostfile", help="File with one host per line: h1 slots=2."),
 ]
-Iface = Annotated[str | None, typer.Option(help="The network interface between the hosts.")]
+Iface = Annotated[
+    str | None, typer.Option(help="Network interface between the hosts (default: by route).")
+]
 LogDir = Annotated[
-    str | None, typer.Option(metavar="DIR", help="Also write one file per rank into this folder.")
+    str | None,
+    typer.Option(
+        metavar="DIR", help="Also write the output of each rank to a file in this folder."
+    ),
 ]
 Show = Annotated[
-    str | None, typer.Option(metavar="0,3", help="Print the lines of these ranks only.")
+    str | None, typer.Option(metavar="0,3", help="Print the output of these ranks only.")
 ]
-Grace = Annotated[float, typer.Option(help="Seconds between a forwarded signal and SIGKILL.")]
-Ssh = Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")]
+Grace = Annotated[float, typer.Option(help="Seconds from a forwarded signal to SIGKILL.")]
+Ssh = Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="ssh command for other hosts.")]
 EnvOnly = Annotated[
     str | None,
     typer.Option(
@@ -77,19 +84,21 @@ EnvOnly = Annotated[
     ),
 ]
 AsHorovod = Annotated[
-    bool, typer.Option("--as-horovod", help="`import horovod.torch` in the workers finds allstep.")
+    bool,
+    typer.Option("--as-horovod", help="Let `import horovod.torch` in the workers import allstep."),
 ]
 AsHorovodrun = Annotated[
     bool,
     typer.Option(
-        "--as-horovodrun", help="The same, and lines begin as horovodrun's do: [0]<stdout>:"
+        "--as-horovodrun",
+        help="Like --as-horovod, and prefix lines as horovodrun does: [0]<stdout>:",
     ),
 ]
 ReplaceGloo = Annotated[
     bool,
     typer.Option(
         "--replace-gloo",
-        help='Unmodified torch.distributed programs that ask for gloo get "allstep".',
+        help='Give torch.distributed programs that request gloo the backend "allstep".',
     ),
 ]
 CheckBuild = Annotated[
@@ -100,7 +109,7 @@ CheckBuild = Annotated[
         callback=_check_build,
         is_eager=True,
         hidden=True,
-        help="What is built in.",
+        help="Show what is built in and exit.",
     ),
 ]
 Version = Annotated[
@@ -128,11 +137,10 @@ def run(
     *,
     horovod: dict[str, Any],
 ) -> None:
-    """Start COMMAND on many workers, here or on several hosts, and show their lines and the first
-    error.
+    """Start COMMAND on many workers, here or on several hosts; show their output and first error.
 
-    The workers find each other by allstep.init(), by torch.distributed's own variables, or by
-    Horovod's API of allstep. horovodrun's flags are understood as well.
+    The workers find each other with allstep.init(), with torch.distributed's own variables, or with
+    allstep's version of Horovod's API. The flags of horovodrun are accepted as well.
     """
     from allstep.launch import Job, Launcher, parse_env_only
 
@@ -162,31 +170,31 @@ def run(
 def _announce(
     job: "Job", flags: dict[str, Any], exported: dict[str, str], replace_gloo: bool
 ) -> None:
-    """Print what the flags lead to, as far as it may surprise the user or was asked for
-    (--verbose)."""
+    """Print the effects of the flags that may surprise the user, and with --verbose all of them."""
     from allstep.launch.gloo import LINE
 
     if replace_gloo:
-        _say(LINE)
+        _notice(LINE)
     if idle := idle_line(flags):
-        _say(f"without effect here: {idle}")
+        _notice(f"without effect here: {idle}")
     if flags.get("verbose"):
-        _say(
+        _notice(
             f"{', '.join(f'{host.label}:{host.slots}' for host in job.hosts)} will run"
             f" {shlex.join(job.command)}"
         )
-        _say(
+        _notice(
             "set by flags:"
             f" {' '.join(f'{name}={value}' for name, value in exported.items()) or 'nothing'}"
         )
 
 
-def _say(text: str) -> None:
+def _notice(text: str) -> None:
+    """Print one line to standard error, with the prefix "allstep run"."""
     print_notice(text, "allstep run")
 
 
 def _refuse_to_multiply() -> None:
-    """A launcher that another one started N times would start everything N times."""
+    """Raise ConfigError under another launcher, which would start all workers N times."""
     from allstep.world import World
 
     world = World.detect()
@@ -198,19 +206,20 @@ def _refuse_to_multiply() -> None:
 
 
 def _with_file(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were given, and below them those of --config-file."""
+    """Return the given flags, completed by those of --config-file; the given ones win."""
     path = flags.get("config_file")
     if path is None:
         return flags
     values, unknown = read_config(path)
     if unknown:
-        _say(f"{path}: no flag is called {', '.join(unknown)}")
+        _notice(f"{path}: unknown keys are ignored: {', '.join(unknown)}")
     if any(flags.get(name) for name in CONTROLLERS):
         values = {name: value for name, value in values.items() if name not in CONTROLLERS}
     return {**values, **flags}
 
 
 def _environment(exported: dict[str, str], as_horovod: bool, replace_gloo: bool) -> dict[str, str]:
+    """Return the workers' environment: ours, the variables of the flags, and the replacements."""
     from allstep.launch.gloo import with_gloo_replaced
     from allstep.launch.horovod import with_horovod
 
@@ -224,8 +233,10 @@ def _environment(exported: dict[str, str], as_horovod: bool, replace_gloo: bool)
 def _used_hosts(
     hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None
 ) -> "list[Host]":
-    """Return the hosts with the workers that each one gets. -np counts more than horovodrun's names
-    for it."""
+    """Return the hosts, with the number of workers of each as its slots.
+
+    -np takes precedence over horovodrun's names for it, --num-proc and --min-np.
+    """
     from allstep.launch import assign
 
     wanted = next(
@@ -238,6 +249,7 @@ def _used_hosts(
 def _hosts(
     hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None
 ) -> "list[Host]":
+    """Return the hosts that are named by option, file or script; else this one for all workers."""
     from allstep.launch import Host, discover, parse_hosts, read_hostfile
 
     script = flags.get("host_discovery_script")
@@ -252,13 +264,16 @@ def _hosts(
         return discover(script, flags.get("slots_per_host", 1))
     if num_workers is None:
         raise ConfigError(
-            "how many workers? Say -np N, or name hosts with their slots: -H h1:2,h2:2"
+            "the number of workers is missing: give -np N, or hosts with their slots: -H h1:2,h2:2"
         )
     return [Host("localhost", num_workers)]
 
 
 def _folder(option: str, text: str | None) -> Path | None:
-    """The folder that an option names. Path would turn an empty name into the current folder."""
+    """Return the folder that `option` names; raise ConfigError if the name is empty.
+
+    Path would turn an empty name into the current folder.
+    """
     if text is None:
         return None
     if not text:
@@ -269,13 +284,15 @@ def _folder(option: str, text: str | None) -> Path | None:
 
 
 def _interface(given: list[str]) -> str | None:
+    """Return the first interface that horovodrun's flags name; print a notice if there are more."""
     names = list(dict.fromkeys(name for text in given for name in text.split(",") if name))
     if len(names) > 1:
-        _say(f"of the interfaces {', '.join(names)} the first is used")
+        _notice(f"interfaces {', '.join(names)}: only the first is used")
     return names[0] if names else None
 
 
 def _ssh(command: str, flags: dict[str, Any]) -> str:
+    """Return the ssh command with the port and the identity file of horovodrun's flags."""
     port, identity = flags.get("ssh_port"), flags.get("ssh_identity_file")
     if port is not None and not 0 < port < 65536:
         raise ConfigError(f"--ssh-port {port}: a port is a number from 1 to 65535")
@@ -285,6 +302,7 @@ def _ssh(command: str, flags: dict[str, Any]) -> str:
 
 
 def _ranks(text: str | None, size: int) -> frozenset[int] | None:
+    """Return the ranks that --show names; None: all."""
     if text is None:
         return None
     try:
@@ -300,7 +318,7 @@ def _ranks(text: str | None, size: int) -> frozenset[int] | None:
 
 
 def _with_interpreter(command: list[str]) -> list[str]:
-    """A script is run with the interpreter that runs us."""
+    """Return the command; a .py file that is not executable is run by our own interpreter."""
     return (
         [sys.executable, *command]
         if command[0].endswith(".py") and not os.access(command[0], os.X_OK)

@@ -1,6 +1,6 @@
-"""`allstep study`: many runs that together answer a question.
+"""`allstep study`: many runs that together answer one question.
 
-Give the same command again and it goes on where it was cut.
+After an interruption, the same command resumes the study.
 """
 
 import shlex
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allstep.cli.numbers import MOST, between
+from allstep.cli.options import DataFolder, Trust
 from allstep.console.escape import escaped, print_notice
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 study = typer.Typer(
     name="study",
-    help="Answer a question by many runs: how large a batch may be, and what it costs.",
+    help="Answer a question with many runs: how large a batch can be, and what it costs.",
     no_args_is_help=True,
 )
 
@@ -32,20 +33,17 @@ Arguments = Annotated[
     list[str],
     typer.Argument(
         metavar="RECIPE|CONFIG.yaml KEY=VALUE",
-        help="What to train, and what to change in every run.",
+        help="Recipe or config file to train, and config keys to change in every run.",
     ),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(
         help=(
-            "The study's folder, else studies/<recipe>-<study>; one that holds the same study"
-            " goes on."
+            "Study folder (default: studies/<recipe>-<study>); if it has the same study, that study"
+            " is resumed."
         )
     ),
-]
-Data = Annotated[
-    Path | None, typer.Option(help="The folder with the data's files; else the usual places.")
 ]
 Jobs = Annotated[
     int | None,
@@ -53,73 +51,106 @@ Jobs = Annotated[
         "--jobs",
         "-j",
         callback=between("--jobs", 1, MOST),
-        help="Runs at a time, each on one core; else one per core.",
+        help="Number of simultaneous runs, on one core each (default: one per core).",
     ),
 ]
-Retry = Annotated[bool, typer.Option("--retry", help="Try those again that failed.")]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Execute the model code that a run folder's config names.")
-]
+Retry = Annotated[bool, typer.Option("--retry", help="Repeat the runs that failed.")]
 Estimate = Annotated[
     bool,
     typer.Option(
         "--estimate",
-        help="Begin, say how many runs there are and how long they will take, and stop.",
+        help="Start, print the number of runs and the expected time, and stop.",
     ),
+]
+Batches = Annotated[
+    str, typer.Option(help="Batches to compare: samples per update, separated by commas.")
+]
+
+# batch
+
+Remedies = Annotated[
+    str, typer.Option(help="Remedies to compare against the accuracy loss of large batches.")
+]
+Remedy = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME:KEY=VALUE,...",
+        help=(
+            "Further remedy: config keys of your own, or a known remedy with changed keys, such as"
+            " hot:lars,optimizer.lr=0.4."
+        ),
+    ),
+]
+Seeds = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "Number of seeds per cell of the table, and exceptions by batch or batch/remedy:"
+            " 1,128=3,4096/lars=3."
+        )
+    ),
+]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Epochs of every run (default: the recipe's).")
+]
+BatchGoal = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Validation accuracy; the table shows updates and seconds until a run reaches it.",
+    ),
+]
+
+# updates
+
+NumRates = Annotated[
+    int, typer.Option(min=1, max=1000, help="Maximum number of learning rates to try per batch.")
+]
+UpdatesGoal = Annotated[float, typer.Option(min=0.0, max=1.0, help="Validation accuracy to reach.")]
+MaxEpochs = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Epochs after which a run ends without the goal (default: the recipe's)."
+    ),
+]
+Every = Annotated[
+    float,
+    typer.Option(help="Epochs between two evaluations: the resolution of the number of updates."),
 ]
 
 
 @study.command()
 def batch(
     arguments: Arguments,
-    batches: Annotated[str, typer.Option(help="Samples of an update.")] = "128,1024,4096,8192",
-    remedies: Annotated[
-        str, typer.Option(help="What is tried against the loss.")
-    ] = "plain,linear,warmup,ghost,lars,lamb",
-    remedy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME:KEY=VALUE,...",
-            help=(
-                "A remedy of your own, or another form of a known one, as in"
-                " hot:lars,optimizer.lr=0.4."
-            ),
-        ),
-    ] = None,
-    seeds: Annotated[
-        str, typer.Option(help="Seeds of each cell; exceptions as in 1,128=3,4096/lars=3.")
-    ] = "1",
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Of every run; else the recipe's.")
-    ] = None,
-    goal: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, max=1.0, help="A validation accuracy to which updates and seconds are counted."
-        ),
-    ] = None,
+    batches: Batches = "128,1024,4096,8192",
+    remedies: Remedies = "plain,linear,warmup,ghost,lars,lamb",
+    remedy: Remedy = None,
+    seeds: Seeds = "1",
+    epochs: Epochs = None,
+    goal: BatchGoal = None,
     out: Out = None,
-    data: Data = None,
+    data: DataFolder = None,
     jobs: Jobs = None,
     retry: Retry = False,
     estimate: Estimate = False,
     trust: Trust = False,
 ) -> None:
-    """Accuracy by batch and remedy, after the same number of epochs."""
+    """Compare the accuracy of batches and remedies after the same number of epochs."""
     from allstep.study import StudyFolder
     from allstep.study.batch.remedies import chosen
     from allstep.study.batch.study import SET, BatchGrid, parse_batches, parse_seeds
     from allstep.study.batch.table import BatchTable
     from allstep.study.train_trial import check_data, found, refuse_words
 
-    recipe, words = _split(arguments, trust)
-    refuse_words(words, SET)
-    config, named = found(recipe, words, data)
+    recipe, overrides = _split(arguments, trust)
+    refuse_words(overrides, SET)
+    config, named = found(recipe, overrides, data)
     tried = chosen([name.strip() for name in remedies.split(",") if name.strip()], remedy or [])
     sizes = parse_batches(batches)
     asked = BatchGrid(
         recipe=recipe,
-        words=(*named, *words),
+        words=(*named, *overrides),
         base_batch=config.optimizer.base_batch,
         epochs=epochs or config.epochs,
         goal=goal,
@@ -128,7 +159,7 @@ def batch(
     )
     asked.study()
     check_data(config, sizes)
-    folder = StudyFolder(out or _usual_folder(recipe, "batch"))
+    folder = StudyFolder(out or _default_folder(recipe, "batch"))
     asked = replace(asked, precision=_one_precision(config, folder))
     _answer(
         asked.study(), lambda results: BatchTable(asked, results), folder, jobs, retry, estimate
@@ -138,38 +169,35 @@ def batch(
 @study.command()
 def updates(
     arguments: Arguments,
-    batches: Annotated[str, typer.Option(help="Samples of an update.")] = "32,128,512,2048",
-    rates: Annotated[int, typer.Option(min=1, max=1000, help="Tried for each batch, at most.")] = 6,
-    goal: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="The validation accuracy to reach.")
-    ] = 0.85,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="After which a run gives up; else the recipe's.")
-    ] = None,
-    every: Annotated[
-        float, typer.Option(help="Epochs between two evaluations: how finely updates are counted.")
-    ] = 0.05,
+    batches: Batches = "32,128,512,2048",
+    rates: NumRates = 6,
+    goal: UpdatesGoal = 0.85,
+    epochs: MaxEpochs = None,
+    every: Every = 0.05,
     out: Out = None,
-    data: Data = None,
+    data: DataFolder = None,
     jobs: Jobs = None,
     retry: Retry = False,
     estimate: Estimate = False,
     trust: Trust = False,
 ) -> None:
-    """Updates to a goal by batch, with the best of a few rates each, beside the published shape."""
+    """Count the updates to a goal by batch, with the best of several learning rates each.
+
+    The table compares the counts with the published shape of that curve.
+    """
     from allstep.study import StudyFolder
     from allstep.study.batch.study import parse_batches
     from allstep.study.train_trial import check_data, found, refuse_words
     from allstep.study.updates.study import SET, UpdatesSearch
     from allstep.study.updates.table import UpdatesTable
 
-    recipe, words = _split(arguments, trust)
-    refuse_words(words, SET)
-    config, named = found(recipe, words, data)
+    recipe, overrides = _split(arguments, trust)
+    refuse_words(overrides, SET)
+    config, named = found(recipe, overrides, data)
     sizes = parse_batches(batches)
     asked = UpdatesSearch(
         recipe=recipe,
-        words=(*named, *words),
+        words=(*named, *overrides),
         lr=config.optimizer.lr,
         base_batch=config.optimizer.base_batch,
         batches=tuple(sizes),
@@ -180,9 +208,10 @@ def updates(
         seed=config.seed,
         data=config.data.name,
     )
-    asked.study().wanted({})  # what is wrong with the first runs is said before there is a folder
+    # Report errors in the first runs before a study folder exists.
+    asked.study().wanted({})
     check_data(config, sizes)
-    folder = StudyFolder(out or _usual_folder(recipe, "updates"))
+    folder = StudyFolder(out or _default_folder(recipe, "updates"))
     asked = replace(asked, precision=_one_precision(config, folder))
     _answer(
         asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate
@@ -190,25 +219,29 @@ def updates(
 
 
 def _split(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
+    """Return the recipe or config file, and the KEY=VALUE overrides with trust=true for --trust."""
     from allstep.errors import ConfigError
     from allstep.train.config.read import split_arguments
 
-    sources, words = split_arguments(arguments)
+    sources, overrides = split_arguments(arguments)
     if len(sources) != 1:
         found = ", ".join(map(repr, sources)) or "none"
         raise ConfigError(
-            f"expected one recipe or config file, found {found}; keys are set by key=value"
+            f"expected one recipe or config file, found {found}; set config keys with KEY=VALUE"
         )
-    return sources[0], [*words, "trust=true"] if trust else words
+    return sources[0], [*overrides, "trust=true"] if trust else overrides
 
 
-def _usual_folder(recipe: str, question: str) -> Path:
-    """Without the time in its name: the same command finds it again."""
+def _default_folder(recipe: str, question: str) -> Path:
+    """Return the default study folder. Its name has no time, so the same command finds it again."""
     return Path("studies") / f"{Path(recipe).stem}-{question}"
 
 
 def _one_precision(config: "RunConfig", folder: "StudyFolder") -> str | None:
-    """The same for every run; a line states which, where the recipe leaves it to the machine."""
+    """Return the precision for every run, or None if the recipe sets one.
+
+    Print a line with the precision that was chosen for this machine.
+    """
     from allstep.study.one_precision import one_precision
 
     precision = one_precision(config, folder)
@@ -226,7 +259,12 @@ def _answer(
     retry: bool,
     estimate: bool,
 ) -> None:
-    """Runs the study and writes what it found, also when it was interrupted."""
+    """Run the study, then write and print its findings, also after an interruption.
+
+    Exit with 130 after Ctrl-C, with RESUBMIT if runs stopped early and saved, with 1 if
+    a run failed without having diverged. `jobs` is the number of simultaneous runs (default: one
+    per core). With `estimate`, stop once the remaining time is known.
+    """
     from allstep.launch import RESUBMIT
     from allstep.machine import allowed_cores
     from allstep.study import run
@@ -252,10 +290,10 @@ def _answer(
         command = shlex.join(["allstep", *sys.argv[1:]])
         page = write_findings(folder, findings(results), results, command)
         print(escaped(page, keep="\n"))
-        _tell_failures(results)
+        _report_failures(results)
     if interrupted:
         print(
-            f"interrupted after {len(results)} runs have ended; the same command goes on",
+            f"interrupted after {len(results)} runs have ended; the same command resumes",
             file=sys.stderr,
         )
         raise typer.Exit(130)
@@ -263,7 +301,8 @@ def _answer(
         left := [trial.name for trial in asked.wanted(results) if trial.name not in results]
     ):
         print(
-            f"told to stop and saved: {', '.join(left)}; the same command goes on", file=sys.stderr
+            f"stopped early and saved: {', '.join(left)}; the same command resumes",
+            file=sys.stderr,
         )
         raise typer.Exit(RESUBMIT)
     if any(
@@ -272,9 +311,8 @@ def _answer(
         raise typer.Exit(1)
 
 
-def _tell_failures(results: "Results") -> None:
+def _report_failures(results: "Results") -> None:
+    """Print the number of failed runs to standard error, if there are any."""
     num_failed = sum(outcome.status == "failed" for outcome in results.values())
     if num_failed:
-        print(
-            f"{num_failed} of {len(results)} runs failed; --retry tries them again", file=sys.stderr
-        )
+        print(f"{num_failed} of {len(results)} runs failed; --retry repeats them", file=sys.stderr)

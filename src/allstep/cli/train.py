@@ -1,8 +1,8 @@
-"""`allstep train`: from a recipe or a config to a trained net.
+"""`allstep train`: train a model from a recipe or a config file.
 
-Outside a world this process is the launching one: it checks config and data (no torch so far, so
-bad input is answered at once), makes the run folder and starts the workers. Inside a world (allstep
-run, torchrun, mpirun, srun) it is a worker.
+Without a launcher this process is the launching one: it checks config and data (before torch is
+imported, so errors in the input are reported at once), creates the run folder and starts the
+workers. Under a launcher (allstep run, torchrun, mpirun, srun) it is a worker.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allstep.cli.numbers import MOST, between
+from allstep.cli.options import DataFolder, Launcher, Trust
 from allstep.console.escape import print_line, print_notice
 from allstep.console.progress_bar import file_bars
 from allstep.process.python import run_module
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 _AUTO = "auto"
 
-
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to train, and what to change in it."
+        metavar="RECIPE|CONFIG.yaml KEY=VALUE",
+        help="Recipe or config file to train, and config keys to change.",
     ),
 ]
 Workers = Annotated[
@@ -34,7 +35,7 @@ Workers = Annotated[
         "--workers",
         "-n",
         callback=between("--workers", 1, MOST),
-        help="How many; else one per GPU, or per core, up to 8.",
+        help="Number of workers (default: one per GPU, or per core, up to 8).",
     ),
 ]
 Out = Annotated[
@@ -50,33 +51,23 @@ Resume = Annotated[
     str | None,
     typer.Option(
         metavar="auto|DIR",
-        help="auto: go on with the run in --out, if there is one. DIR: with the one there.",
+        help="auto: resume the run in --out, if there is one. DIR: resume the run in DIR.",
     ),
 ]
 MaxTime = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Save and exit with 75 before so long is over: 90, 15m, 1h30m, 1:30:00.",
+        help="Save and exit with status 75 within this time: 90 (seconds), 15m, 1h30m, 1:30:00.",
     ),
-]
-Data = Annotated[
-    Path | None, typer.Option(help="The folder with the data's files; else the usual places.")
 ]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="End at the first bad sample; short for data.strict=true.")
-]
-Trust = Annotated[
-    bool,
-    typer.Option(
-        "--trust",
-        help="Execute the model code that a run folder's config names; short for trust=true.",
-    ),
+    bool, typer.Option("--strict", help="Stop at the first bad sample; short for data.strict=true.")
 ]
 Overfit = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="N", help="Train on N samples only: can this net learn them by heart?"
+        min=1, metavar="N", help="Test whether the model can learn N training samples by heart."
     ),
 ]
 DryRun = Annotated[
@@ -84,14 +75,12 @@ DryRun = Annotated[
     typer.Option(
         "--dry-run",
         help=(
-            "One step of everything, in a folder that is removed: data, step, evaluate, save, load."
+            "Test one of each in a temporary folder: load data, step, evaluate, save and load a"
+            " checkpoint."
         ),
     ),
 ]
-Launcher = Annotated[
-    str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
-]
-ListRecipes = Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")]
+ListRecipes = Annotated[bool, typer.Option("--list", help="List the recipes and exit.")]
 
 
 def train(
@@ -100,7 +89,7 @@ def train(
     out: Out = None,
     resume: Resume = None,
     max_time: MaxTime = None,
-    data: Data = None,
+    data: DataFolder = None,
     strict: Strict = False,
     trust: Trust = False,
     overfit: Overfit = None,
@@ -108,9 +97,10 @@ def train(
     launcher: Launcher = None,
     list_recipes: ListRecipes = False,
 ) -> None:
-    """Train a net:
+    """Train a model from a recipe or a config file.
 
-    `allstep train`, `allstep train digits epochs=5 optimizer.lr=0.1`, `allstep train mine.yaml`.
+    Examples: `allstep train`, `allstep train digits epochs=5 optimizer.lr=0.1`, `allstep train
+    mine.yaml`.
     """
     from allstep.world import NONE, World
 
@@ -118,15 +108,15 @@ def train(
         _list()
         return
     flags = (("data.strict=true", strict), (f"overfit={overfit}", overfit), ("trust=true", trust))
-    words = [word for word, wanted in flags if wanted]
-    request = _request(arguments or [], words, out, data, resume, max_time)
+    overrides = [override for override, wanted in flags if wanted]
+    request = _request(arguments or [], overrides, out, data, resume, max_time)
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
     from allstep.train.config.num_workers import check_num_workers
-    from allstep.train.health.stop import leave_when_told
+    from allstep.train.health.stop import exit_on_signal
 
     world = World.detect(launcher)
-    with leave_when_told():
+    with exit_on_signal():
         if world.launcher == NONE:
             raise typer.Exit(_start(request, workers))
         check_num_workers(workers, world)
@@ -140,24 +130,25 @@ def _rehearse(
     workers: int | None,
     launcher: str | None,
 ) -> int:
-    """What is tried before a run; its exit status."""
+    """Run the --overfit or --dry-run test and return its exit status."""
     from allstep.cli.rehearse import Rehearsal, rehearse
     from allstep.errors import ConfigError
 
     if overfit is not None and dry_run:
-        raise ConfigError("--overfit and --dry-run are two tests: one after the other")
+        raise ConfigError("--overfit and --dry-run are two tests; run one after the other")
     if request.resume:
         raise ConfigError(
-            "--resume goes on with a run, --overfit and --dry-run come before one: give one of them"
+            "--resume continues a run, --overfit and --dry-run precede one; give one of them"
         )
     return rehearse(
-        Rehearsal(request.source, list(request.words), request.data, request.out, overfit),
+        Rehearsal(request.source, list(request.overrides), request.data, request.out, overfit),
         workers,
         launcher,
     )
 
 
 def _list() -> None:
+    """Print the name and the first docstring line of every recipe."""
     from allstep.train.config.recipes import RECIPES
 
     for name, recipe in RECIPES.items():
@@ -166,27 +157,31 @@ def _list() -> None:
 
 def _request(
     arguments: list[str],
-    words: list[str],
+    overrides: list[str],
     out: Path | None,
     data: Path | None,
     resume: str | None,
     max_time: str | None,
 ) -> "TrainRequest":
-    """The words of the command line, checked against each other."""
+    """Return the checked request of the command line.
+
+    Raise ConfigError if its arguments contradict each other. `overrides` are KEY=VALUE texts that
+    follow from flags; they take precedence over those in `arguments`.
+    """
     from allstep.errors import ConfigError
     from allstep.train.config.read import default_source, split_arguments
     from allstep.train.run.request import TrainRequest
 
     sources, keys = split_arguments(arguments)
-    words = [*keys, *words]
+    overrides = [*keys, *overrides]
     if len(sources) > 1:
         raise ConfigError(
-            f"expected one recipe or config file, found {', '.join(map(repr, sources))}; keys are"
-            " set by key=value"
+            f"expected one recipe or config file, found {', '.join(map(repr, sources))}; set"
+            " config keys with KEY=VALUE"
         )
     if resume == _AUTO and out is None:
         raise ConfigError(
-            "--resume auto goes on with the run in --out DIR, so it needs that; or give"
+            "--resume auto resumes the run in --out DIR, but --out is missing; add it, or give"
             " --resume DIR"
         )
     if resume not in (None, _AUTO):
@@ -197,18 +192,18 @@ def _request(
             )
         out = Path(resume)
         sources = sources or [str(out / "config.yaml")]
-    source = sources[0] if sources else default_source(words)
+    source = sources[0] if sources else default_source(overrides)
     return TrainRequest(
-        source, words, data, out, resume is not None, resume not in (None, _AUTO), max_time
+        source, overrides, data, out, resume is not None, resume not in (None, _AUTO), max_time
     )
 
 
 def _start(request: "TrainRequest", workers: int | None) -> int:
-    """Check everything, then start the workers; their exit status."""
+    """Check config and data, create the run folder, start the workers; return their exit status."""
     from allstep.errors import DataError
     from allstep.launch import launch
     from allstep.train.config.num_workers import default_num_workers, no_result
-    from allstep.train.config.trust import checked_word
+    from allstep.train.config.trust import trust_override
     from allstep.train.folder.claim import (
         CONFIG,
         RECORD,
@@ -222,19 +217,19 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
     from allstep.train.health.stop import STARTED, launched_now
     from allstep.train.run.prepare import check, prepare
 
-    _ = request.max_seconds  # what is wrong with it is reported before anything starts
+    # Reading it raises for a --max-time that is wrong, before anything starts.
+    _ = request.max_seconds
     if request.must_exist and request.out is not None:
         expect_run(request.out)
     try:
         with file_bars() as progress:
-            prepared = prepare(request.source, request.words, request.data, progress)
+            prepared = prepare(request.source, request.overrides, request.data, progress)
         num_workers = workers or default_num_workers(prepared.config)
         check(prepared, num_workers)
     except DataError:
-        if (
-            request.resume and request.out is not None and has_ended(request.out)
-        ):  # and needs no data any more
-            print_line(f"allstep: {Claimed(request.out).farewell()}")
+        # A run that has ended does not need its data.
+        if request.resume and request.out is not None and has_ended(request.out):
+            print_line(f"allstep: {Claimed(request.out).ended_message()}")
             return 0
         raise
     if prepared.note:
@@ -242,14 +237,13 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
     config = prepared.config.resolved(num_workers)
     claimed = claim_folder(config, request.out, request.resume)
     if claimed.has_ended:
-        print_line(f"allstep: {claimed.farewell()}")
+        print_line(f"allstep: {claimed.ended_message()}")
         return 0
-    check_free(
-        claimed.path
-    )  # rank 0 will hold it; what stands against that is told here, as one line
-    command = run_module("allstep", "train", str(claimed.path / CONFIG), *claimed.words)
-    command += [checked_word(config.model), "--out", str(claimed.path)]
-    command += ["--resume", _AUTO] if claimed.goes_on else []
+    # Rank 0 will lock the folder; report here, in one line, if another process holds it.
+    check_free(claimed.path)
+    command = run_module("allstep", "train", str(claimed.path / CONFIG), *claimed.overrides)
+    command += [trust_override(config.model), "--out", str(claimed.path)]
+    command += ["--resume", _AUTO] if claimed.resumes else []
     command += ["--max-time", request.max_time] if request.max_time is not None else []
     # --max-time counts from here, not from the first step.
     started = os.environ.get(STARTED) or launched_now()
@@ -264,7 +258,7 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
 
 
 def _work(request: "TrainRequest", launcher: str | None) -> int:
-    """As a worker; the exit status."""
+    """Train as a worker and return the exit status: RESUBMIT if the run was stopped and saved."""
     from allstep.launch import RESUBMIT
     from allstep.train.run.loop import Paused
     from allstep.train.run.worker import work

@@ -1,8 +1,8 @@
-"""`allstep verify`: do N workers compute what one does?
+"""`allstep verify`: check that N workers compute the same as one.
 
-The launching process makes a folder, starts the same few steps with one number of workers after the
-other, and removes the folder. The workers are this same verb, told by `--answers` where the plan
-lies.
+The launching process creates a folder with the plan, runs the same few steps with each number of
+workers in turn, and removes the folder. The workers run this same verb; `--answers` names the
+folder of the plan.
 """
 
 import os
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allstep.cli.options import DataFolder, Trust
 from allstep.console.escape import print_line
-from allstep.files.whole import replace_file
+from allstep.files.atomic import replace_file
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def verify(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to verify, and what to change in it."
+            metavar="RECIPE|CONFIG.yaml KEY=VALUE",
+            help="Recipe or config file to verify, and config keys to change.",
         ),
     ] = None,
     workers: Annotated[
@@ -37,57 +39,56 @@ def verify(
             "--workers", "-n", metavar="N,N", help="Numbers of workers; the first is the reference."
         ),
     ] = "1,2,4",
-    data: Annotated[
-        Path | None, typer.Option(help="The folder with the data's files; else the usual places.")
-    ] = None,
-    trust: Annotated[
-        bool,
-        typer.Option("--trust", help="Execute the model code that a run folder's config names."),
-    ] = False,
+    data: DataFolder = None,
+    trust: Trust = False,
     answers: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run a few steps in float64 with each number of workers and show that all compute the same, or
-    where they part."""
+    """Check that several workers compute the same as one.
+
+    Runs a few steps in float64 with each number of workers and shows where the results differ. The
+    exit status is 1 if they do.
+    """
     from allstep.errors import ConfigError
     from allstep.train.config.read import default_source, split_arguments
     from allstep.world import NONE, World
 
-    sources, words = split_arguments(arguments or [])
-    words += ["trust=true"] if trust else []
+    sources, overrides = split_arguments(arguments or [])
+    overrides += ["trust=true"] if trust else []
     if len(sources) > 1:
         raise ConfigError(
             f"expected one recipe or config file, found {', '.join(map(repr, sources))}"
         )
-    source = sources[0] if sources else default_source(words)
+    source = sources[0] if sources else default_source(overrides)
     launcher = World.detect().launcher
     if answers is not None:
         _work(source, answers)
     elif launcher != NONE:
         raise ConfigError(
-            f"allstep verify starts its workers itself, and {launcher} has started it as one: call"
-            " it alone"
+            f"allstep verify starts its workers itself, but {launcher} started it as a worker; run"
+            f" it without {launcher}"
         )
     else:
-        raise typer.Exit(_start(source, words, workers, data))
+        raise typer.Exit(_start(source, overrides, workers, data))
 
 
 def _work(source: str, answers: Path) -> None:
+    """Run the steps of the plan in the folder `answers` as a worker."""
     from allstep.train.check.verify import work
     from allstep.train.config.read import read_config
 
     work(read_config(source).resolved(1), answers)
 
 
-def _start(source: str, words: list[str], workers: str, data: Path | None) -> int:
-    """One number of workers after the other; 0 when all agree, 1 when not."""
+def _start(source: str, overrides: list[str], workers: str, data: Path | None) -> int:
+    """Run the plan with each number of workers; return 0 if all results agree, 1 if not."""
     from allstep.train.check.compare import made_exact, make_plan, parse_workers, write_plan
     from allstep.train.run.prepare import Prepared, check, prepare
 
     numbers = parse_workers(workers)
-    prepared = prepare(source, words, data)
+    prepared = prepare(source, overrides, data)
     config, notes = made_exact(prepared.config, numbers)
-    parts = check(Prepared(config))
-    plan = make_plan(config, numbers, len(parts.validation))
+    splits = check(Prepared(config))
+    plan = make_plan(config, numbers, len(splits.validation))
     for note in [*([prepared.note] if prepared.note else []), *notes]:
         print_line(f"note: {note}")
     with tempfile.TemporaryDirectory(prefix="allstep-verify-") as name:
@@ -98,20 +99,20 @@ def _start(source: str, words: list[str], workers: str, data: Path | None) -> in
         for number in numbers:
             if code := _answer(config, plan, number, folder, answers):
                 return code
-    return _tell(plan, answers)
+    return _report(plan, answers)
 
 
 def _answer(
     config: "RunConfig", plan: "Plan", number: int, folder: Path, answers: "list[Answer]"
 ) -> int:
-    """Starts the workers and adds their answer; the exit status if they have none."""
+    """Run the plan with `number` workers and append their answer; return their exit status."""
     from allstep.launch import launch
     from allstep.train.check.compare import named, read_answer
     from allstep.train.config.num_workers import no_result
 
     steps = (
         f"{len(plan.batches)} steps of {', '.join(map(str, plan.batches))} samples and"
-        f" {plan.evaluated} of the validation part"
+        f" {plan.evaluated} of the validation split"
     )
     print(f"{named(number)}: {steps} ...", flush=True)
     started = time.monotonic()
@@ -132,14 +133,14 @@ def _answer(
     return 0
 
 
-def _tell(plan: "Plan", answers: "Sequence[Answer]") -> int:
-    """The table and the verdict."""
+def _report(plan: "Plan", answers: "Sequence[Answer]") -> int:
+    """Print the table and the verdict; return the exit status."""
     from allstep.console.text_table import columns
-    from allstep.train.check.compare import named, partings, table
+    from allstep.train.check.compare import differing_answers, named, table
 
     for line in columns(list(table(plan, answers))):
         print_line(line)
-    found = list(partings(plan, answers))
+    found = list(differing_answers(plan, answers))
     for line in found:
         print_line(f"allstep: {line}")
     if not found:

@@ -1,6 +1,6 @@
-"""Ranks that work together: how they meet, and what they compute in common.
+"""Process groups: how the ranks of a run find each other, and the collectives between them.
 
-Importing this package makes the backend "allstep" known to torch.distributed.
+Importing this package registers the backend "allstep" with torch.distributed.
 """
 
 from allstep.comm.group.backend import register as _register

@@ -1,4 +1,5 @@
-"""Text for people: numbers with units, tables, progress, and foreign text made safe to print.
+"""Text for the terminal: numbers with units, tables, progress bars, escaping of untrusted text.
 
-Standard library only. Imports only `errors`. Start with `quantities`.
+Uses the standard library, and rich for progress bars; imports only `errors`. Start with
+`quantities`.
 """

@@ -1,56 +1,56 @@
-"""Text from outside, made safe to print: names of files and classes, error texts of libraries.
+"""Escapes untrusted text for printing: names of files and classes, error texts of libraries.
 
-A name on Linux is any bytes but `/` and NUL. Printed as it is, it can move the cursor, clear the
-screen, set the window's title, start a line that looks like one of ours, reverse the order of what
-follows, or end the program, because it is not text at all:
+A file name on Linux is any bytes but `/` and NUL. Printed unchanged, it can move the cursor, clear
+the screen, set the window's title, start a line that looks like one of allstep's, reverse the order
+of the following text, or raise an error because it is not text at all:
 
-| in a name | a terminal would | printed as |
+| in a name | unescaped, it would | printed as |
 |---|---|---|
 | ESC, BEL, DEL and the other C0 and C1 controls | obey | `\\x1b`, `\\x07`, `\\x7f`, `\\x9b` |
 | line feed, carriage return, tab | start a line, write over it, jump | `\\n`, `\\r`, `\\t` |
 | U+2028, U+2029 and the bidi controls | break or reorder the line | `\\u2028`, `\\u202e` |
 | bytes that are not UTF-8 (lone surrogates in Python) | raise UnicodeEncodeError | `\\xff` |
 
-Text is escaped where it leaves the program, not where it comes in: inside, a name is the file's own
-and can be opened. Backslashes stay single, so a name with a real backslash reads like an escaped
-one; a shell takes neither as it stands.
+Text is escaped where it leaves the program, not where it enters it: inside, a name stays the file's
+own and can be opened. Backslashes stay single, so a name with a real backslash looks like an
+escaped one; neither can be pasted into a shell unquoted.
 
-What workers print is not escaped by the launcher: a progress bar has control characters on purpose.
+The launcher does not escape the output of workers: progress bars need control characters.
 """
 
 import re
 import sys
 
-# Not among them: joiners (U+200C, U+200D), which Persian names and emoji need; they move nothing.
+# Joiners (U+200C, U+200D) are not included: Persian names and emoji need them, and they do no harm.
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _UNSAFE = re.compile(f"[\x00-\x1f\x7f-\x9f\u2028\u2029{_BIDI}\ud800-\udfff]")
-# A line break that is a message's own: what follows is indented, and so no line of its own.
+# A line break of the message itself: the next line is indented, so it cannot imitate a message.
 _INDENTED = re.compile(r"\n(?= )")
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Return `text` as one line that a terminal shows and does not obey.
+    """Return `text` as one line without control characters, which are escaped.
 
-    keep: control characters that stay.
+    keep: characters that stay unescaped (default: none).
     """
     return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
 
 
 def escaped_block(text: str) -> str:
-    """Return a message in which only line breaks before an indented line stay, as in our errors."""
+    """Return a message with everything escaped but line breaks before an indented line."""
     return "\n".join(map(escaped, _INDENTED.split(text)))
 
 
 def print_line(text: str) -> None:
-    """Print a line on standard output, at once."""
+    """Print a line on standard output and flush it."""
     print(escaped_block(text), flush=True)
 
 
 def print_notice(text: str, source: str = "allstep") -> None:
-    """Print `allstep: text` on standard error, at once.
+    """Print `allstep: text` on standard error and flush it.
 
-    source: what stands in front, such as `allstep run`.
+    source: the name in front of the colon, such as `allstep run`.
     """
     print(f"{source}: {escaped_block(text)}", file=sys.stderr, flush=True)
 

@@ -1,11 +1,10 @@
-"""How far a long piece of work is, on standard error: bars on a terminal, elsewhere plain lines or
-nothing.
+"""Progress of long work on standard error: bars on a terminal, elsewhere plain lines or nothing.
 
 ```
-bar          one piece of work of so many parts; plain lines now and then where there is no terminal
-step_bar     work whose parts are announced by name
-file_bars    files of so many bytes, one bar each
-text_bar     bars whose text the caller writes
+bar          one bar that counts done parts; without a terminal a plain line every 10 s
+step_bar     one bar over named steps
+file_bars    one bar per file, in bytes
+text_bar     bars with texts that the caller sets
 ```
 """
 
@@ -21,22 +20,26 @@ from allstep.console.escape import escaped
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
-_SECONDS = 10.0  # between two plain lines
+# Between two plain lines.
+_SECONDS = 10.0
 
 Shown = Callable[[int, int, str], None]
-"""Takes what is done, of how much, and a word more."""
+"""Shows progress: called with the number done, the total, and a text to show behind them."""
 
 
 @contextmanager
 def bar(what: str, unit: str = "samples") -> Iterator[Shown]:
-    """Shows progress while the block runs."""
+    """Show progress while the block runs, which calls the yielded function.
+
+    what: the text in front. unit: what is counted, for plain lines (default "samples").
+    """
     with _bar(what) if sys.stderr.isatty() else _lines(what, unit) as shown:
         yield shown
 
 
 @contextmanager
 def step_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar on a terminal; each call names the next of `total` parts."""
+    """Show a bar on a terminal; each call of the yielded function names one of `total` steps."""
     with _progress() as drawn:
         task, done = drawn.add_task("", total=total), count()
         yield lambda text: drawn.update(task, description=text, completed=next(done))
@@ -44,8 +47,10 @@ def step_bar(total: int) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def file_bars() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a bar for each file on a terminal, by its name, the bytes so far and the bytes in all
-    (None: not known)."""
+    """Show a bar for each file on a terminal.
+
+    The block calls the yielded function with name, bytes done, and total bytes (None: not known).
+    """
     from rich.progress import DownloadColumn, TaskID
 
     tasks: dict[str, TaskID] = {}
@@ -61,7 +66,7 @@ def file_bars() -> Iterator[Callable[[str, int, int | None], None]]:
 
 @contextmanager
 def text_bar() -> "Iterator[Progress]":
-    """Show bars with a text in front and another one, the field `more`, behind."""
+    """Show bars with a text in front, the description, and another one behind, the field `more`."""
     from rich.progress import BarColumn
 
     with _progress(_text("{task.description}"), BarColumn(), _text("{task.fields[more]}")) as drawn:
@@ -72,15 +77,9 @@ def text_bar() -> "Iterator[Progress]":
 def _bar(what: str) -> Iterator[Shown]:
     from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-    further = _text("{task.fields[more]}")
-    columns = (
-        _text("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        further,
-    )
-    with _progress(*columns) as drawn:
+    counts = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    texts = (_text("{task.description}"), _text("{task.fields[more]}"))
+    with _progress(texts[0], *counts, texts[1]) as drawn:
         task = drawn.add_task(what, total=None, more="")
 
         def shown(done: int, total: int, more: str = "") -> None:
@@ -90,14 +89,14 @@ def _bar(what: str) -> Iterator[Shown]:
 
 
 def _text(template: str) -> "ProgressColumn":
-    """A column of text. It may be the name of a file: square brackets in it are no markup."""
+    """Return a column of text without markup: it may be a file name with square brackets."""
     from rich.progress import TextColumn
 
     return TextColumn(template, markup=False)
 
 
 def _progress(*columns: "ProgressColumn") -> "Progress":
-    """Bars on standard error that vanish at the end; nothing where it is not a terminal."""
+    """Return bars on standard error that vanish at the end; hidden where it is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

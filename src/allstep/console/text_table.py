@@ -1,5 +1,4 @@
-"""Rows of words as columns of plain text: as wide as they need be, in a terminal, a file and a log
-alike."""
+"""Tables as aligned columns of plain text, the same on a terminal, in a file and in a log."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,7 +6,7 @@ _GAP = "  "
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """One line for each row; all rows have as many words. No line ends in blanks."""
+    """Yield a line per row, with aligned columns and no trailing spaces; rows have equal length."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield _GAP.join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        yield _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

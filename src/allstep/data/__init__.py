@@ -1,15 +1,19 @@
-"""Data: where it is found, who reads what, and the batches that come of it.
+"""Datasets: find them, read their samples, divide these among the ranks, and build batches.
 
 ```
-sets        sets known by name: found, downloaded, read         sources    TFRecord, tar, folders, idx, arrays: samples by number
-order       which rank reads which sample when                  packing    any source into a few large shards
-image       bytes to pixels                                     augment    what is done to a picture; transform: a chain of it
-loading     memory, threads and processes behind `loader`       loader     batches, which is what all of it is for
+sets       datasets known by name: find, download, read
+sources    read samples by number: TFRecord, tar, class folders, idx files, arrays
+order      which rank reads which sample at which position of a run
+image      decode bytes to pixels
+augment    random operations on images, and chains of them (transforms)
+packing    write any source as a few large shards
+loading    the loader: batches, and the memory, threads and processes that fill them
+inspect    what `allstep data info|verify|index|show` report about a dataset
+random     random numbers that depend on seed, epoch and sample alone
 ```
 
-The modules of `inspect` look at a dataset for `allstep data`. All names here are imported when they
-are first asked for (PEP 562): a launcher can look for data without the second that importing torch
-takes, and a worker process of the loader needs neither torch nor what downloads datasets.
+The exported names are imported on first access (PEP 562). A launcher can look for data without the
+second that importing torch takes, and a loader worker imports neither torch nor the downloader.
 """
 
 from importlib import import_module
@@ -17,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allstep.data.augment.mix import Cutmix, Mixup
-    from allstep.data.augment.normalize import Normalise
+    from allstep.data.augment.normalize import Normalize
     from allstep.data.augment.transform import Transform
     from allstep.data.loading.dataset import as_dataset
     from allstep.data.loading.loader import Batch, Loader
@@ -25,9 +29,9 @@ if TYPE_CHECKING:
     from allstep.data.sets.load import (
         NAMED,
         Found,
+        Images,
         ImageSet,
         NamedSet,
-        Pictures,
         cache_folder,
         find,
         load,
@@ -54,8 +58,8 @@ __all__ = [
     "Loader",
     "Mixup",
     "NamedSet",
-    "Normalise",
-    "Pictures",
+    "Normalize",
+    "Images",
     "Sample",
     "Source",
     "SyntheticSource",
@@ -85,8 +89,8 @@ _LATER = {
     "Mixup": "allstep.data.augment.mix",
     "NAMED": "allstep.data.sets.load",
     "NamedSet": "allstep.data.sets.load",
-    "Normalise": "allstep.data.augment.normalize",
-    "Pictures": "allstep.data.sets.load",
+    "Normalize": "allstep.data.augment.normalize",
+    "Images": "allstep.data.sets.load",
     "Sample": "allstep.data.sources.source",
     "Source": "allstep.data.sources.source",
     "SyntheticSource": "allstep.data.sources.synthetic",
@@ -103,6 +107,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    """Import an exported name on first access; raise AttributeError for any other name."""
     if name not in _LATER:
         raise AttributeError(
             f"module 'allstep.data' has no attribute {name!r}; it has {', '.join(__all__)}"

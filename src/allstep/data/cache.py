@@ -1,15 +1,12 @@
-"""The folder for what was downloaded, unpacked or indexed:
-
-`ALLSTEP_CACHE`, else the user's cache folder.
-"""
+"""The cache folder, which holds downloaded, unpacked and index files."""
 
 import os
 from pathlib import Path
 
-from platformdirs import user_cache_path
+from allstep.files.home import cache_home
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept."""
-    asked = os.environ.get("ALLSTEP_CACHE")
-    return Path(asked) if asked else user_cache_path("allstep")
+    """Return the cache folder: `ALLSTEP_CACHE` if set, else the user's cache folder for allstep."""
+    requested = os.environ.get("ALLSTEP_CACHE")
+    return Path(requested) if requested else cache_home()

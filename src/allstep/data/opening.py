@@ -1,18 +1,21 @@
-"""`open_source`: a source from a path, by looking at what is there.
+"""`open_source`: choose the source class for a path from its name or from the files in the folder.
 
 ```
-a source                          is taken as it is
-x.tfrecord*, train-00000-of-01024 a file, pattern, URL or list of them             TFRecordSource
-x.tar, x.tar.gz, x.tgz            the same                                         TarSource
-a folder of TFRecords or tars     all of them; here or behind a URL                TFRecordSource, TarSource
-a folder with data_batch_*.bin    CIFAR-10 as published                            CifarSource      train=False: test_batch.bin
-a folder with idx files           MNIST and its like                               IdxSource        train=False: t10k-*
-a folder of folders               class folders                                    FolderSource
-x-images-idx3-ubyte               one idx file of pictures, its labels beside it   IdxSource
-synthetic:1000x224x224            so many made-up pictures of that size            SyntheticSource
+given                              opened as         reads
+a source                           the same object
+x.tfrecord*, train-00000-of-01024  TFRecordSource    a file, pattern, URL or list of these
+x.tar, x.tar.gz, x.tgz             TarSource         a file, pattern, URL or list of these
+a folder of TFRecord or tar files  the same two      all of its shards; also of a remote folder
+a folder with data_batch_*.bin     CifarSource       CIFAR-10 as published
+                                                     train=False: test_batch.bin
+a folder with idx files            IdxSource         MNIST and datasets in its format
+                                                     train=False: t10k-*
+a folder of folders                FolderSource      class folders
+x-images-idx3-ubyte                IdxSource         an idx file of images, labels next to it
+synthetic:1000x224x224             SyntheticSource   1000 generated images of 224 x 224
 ```
 
-Whatever does not fit is a DataError that says what was found.
+Any other path raises a DataError that lists what was found.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,18 +49,21 @@ def open_source(
     train: bool = True,
     progress: Progress | None = None,
 ) -> Source:
-    """The samples at `where`, whatever they are.
+    """Return the source that reads the samples at `where`, chosen by file name or folder content.
 
-    `features`, `labels_from` and `check` are TFRecordSource's, `num_classes` is that of records,
-    tars and made-up pictures. `classes` numbers labels of records and tars that are names, where
-    there is no `classes.txt`: those of the training set. `train` chooses between the two parts of a
-    folder that holds both, as CIFAR-10's and MNIST's do. `progress` hears of indexes that must be
-    built.
+    - `where`: a file, folder, pattern, URL, list of these, "synthetic:..." text, or an open source.
+    - `features`, `labels_from`, `check`: for TFRecord files; see `TFRecordSource`.
+    - `num_classes`: the number of classes, for TFRecord files, tar files and synthetic images.
+    - `classes`: class names in label order, for TFRecord and tar files whose labels are names and
+      that have no `classes.txt`; pass the classes of the training split for a test split.
+    - `train`: which split of a folder to read that holds both, as CIFAR-10's and MNIST's do.
+    - `progress`: a function called with (name, done, total) while an index is built.
     """
     if isinstance(where, Source):
         return where
-    if where == "":  # Path("") would be the current folder
-        raise DataError("no place is given: expected a file, folder, pattern or URL")
+    # Path("") would be the current folder
+    if where == "":
+        raise DataError("no path given: expected a file, folder, pattern or URL")
     if isinstance(where, str) and is_synthetic(where):
         return synthetic(where, num_classes)
 
@@ -81,6 +87,7 @@ def open_source(
 
 
 def _folder(where: Where) -> Path | None:
+    """Return the path of `where` if it is a local folder."""
     if not isinstance(where, str | Path) or is_remote(where):
         return None
     path = local_path(where)
@@ -88,8 +95,10 @@ def _folder(where: Where) -> Path | None:
 
 
 def holds_class_folders(folder: Path) -> bool:
-    """Whether folders in this one are classes of pictures: there are no records, archives or arrays
-    beside them."""
+    """Return whether subfolders of `folder` are classes of images.
+
+    They are not if `folder` also contains TFRecord, tar, idx or CIFAR-10 files.
+    """
     names = [path.name for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     arrays = _is_cifar(names) or _idx_images(names, train=True) is not None
     return (
@@ -123,19 +132,19 @@ def _open_folder(
 
 
 def _check_one_kind(folder: str, names: Sequence[str]) -> None:
-    """DataError for a folder of which only some shards would be read."""
+    """Raise DataError for a folder of which only some shards would be read."""
     shards = [name for name in names if is_tfrecord(name) or is_tar(name)]
     other = [name for name in shards if is_tfrecord(name) != is_tfrecord(shards[0])]
     if other:
         raise DataError(
-            f"{folder}: holds TFRecord files and tar files ({shards[0]}, {other[0]}): name those to"
-            " read by a pattern"
+            f"{folder}: contains both TFRecord files and tar files ({shards[0]}, {other[0]});"
+            " select one kind with a pattern"
         )
     unread = [name for name in names if name.lower().endswith(_UNREAD)]
     if shards and unread:
         raise DataError(
-            f"{folder}: {_some(unread)}: tar files are read as .tar, .tar.gz and .tgz; pack them"
-            " so, or name those to read by a pattern"
+            f"{folder}: cannot read {_some(unread)}, expected .tar, .tar.gz or .tgz; pack them as"
+            " one of these, or select the other files with a pattern"
         )
 
 
@@ -144,12 +153,14 @@ def _is_cifar(names: Sequence[str]) -> bool:
 
 
 def _all_of(where: Where, opened: Callable[[Where], Source], train: bool) -> Source:
-    """What has no test part cannot give one: the training set in its place would be a score too
-    good to be true."""
+    """Open `where`, or raise DataError if a test split is requested: this format has none.
+
+    The training split in its place would give a score that is too good.
+    """
     if not train:
         raise DataError(
-            f"{where}: only folders of idx files and CIFAR-10's have a test part; name the place of"
-            " the test set itself"
+            f"{where}: only folders of idx files and of CIFAR-10 contain a test split; give the"
+            " path of the test split itself"
         )
     return opened(where)
 
@@ -178,29 +189,28 @@ def _open_files(
     ):
         raise DataError(f"{first}: no such file or folder")
     raise DataError(
-        f"{first}: is not known by its name as one of {_KINDS}; say which: TFRecordSource(...),"
-        " TarSource(...)"
+        f"{first}: expected the name of {_KINDS}; open a file with another name by"
+        " TFRecordSource(...) or TarSource(...)"
     )
 
 
 def _open_remote(
     url: str, listed: list[str], records: Callable[[Where], Source], tars: Callable[[Where], Source]
 ) -> Source:
-    """A folder behind a URL: of TFRecords or tars.
+    """Open a remote folder of TFRecord or tar files.
 
-    What is read from the disk only, class folders and arrays, is said to be so.
+    Raise DataError for class folders and arrays, which are read from the local disk only.
     """
-    names = {one.rstrip("/").rpartition("/")[2]: one for one in listed}
-    _check_one_kind(url, list(names))
+    urls = {one.rstrip("/").rpartition("/")[2]: one for one in listed}
+    _check_one_kind(url, list(urls))
     for is_shard, opened in ((is_tfrecord, records), (is_tar, tars)):
-        if shards := [
-            names[name] for name in sorted(names) if is_shard(name) and not name.startswith(".")
-        ]:
-            check_complete(url.rstrip("/"), [name for name in names if is_shard(name)])
+        names = list(filter(is_shard, urls))
+        if shards := [urls[name] for name in sorted(names) if not name.startswith(".")]:
+            check_complete(url.rstrip("/"), names)
             return opened(shards)
-    remedy = "copy it to this machine (then `allstep data pack` makes such files)"
+    remedy = "copy it to this machine (`allstep data pack` can then write such files)"
     raise DataError(
-        f"{url}: behind a URL only TFRecord and tar files are read, found {_some(sorted(names))};"
+        f"{url}: only TFRecord and tar files are read from a URL, found {_some(sorted(urls))};"
         f" {remedy}"
     )
 
@@ -210,28 +220,26 @@ def _is_idx(name: str) -> bool:
 
 
 def _idx_images(names: list[str], train: bool) -> str | None:
-    """The file of pictures for training, or the one for testing (t10k); the only one for training,
-    if there is only one."""
-    pictures = [name for name in names if _is_idx(name)]
-    wanted = [name for name in pictures if name.startswith("t10k") is not train]
-    return next(iter(wanted or (pictures if train and len(pictures) == 1 else [])), None)
+    """Return the name of the idx file with the images of the training or the test split (t10k).
+
+    A single file of images is the training split, whatever its name.
+    """
+    images = [name for name in names if _is_idx(name)]
+    wanted = [name for name in images if name.startswith("t10k") is not train]
+    return next(iter(wanted or (images if train and len(images) == 1 else [])), None)
 
 
 def _idx_pair(images: Path) -> IdxSource:
+    """Open the idx file `images` with the file of labels in the same folder."""
     stem = images.name.removesuffix(".gz").removesuffix(_IMAGES) + _LABELS
-    labels = next(
-        (
-            path
-            for path in (images.with_name(stem), images.with_name(f"{stem}.gz"))
-            if path.is_file()
-        ),
-        None,
-    )
+    candidates = (images.with_name(stem), images.with_name(f"{stem}.gz"))
+    labels = next((path for path in candidates if path.is_file()), None)
     if labels is None:
-        raise DataError(f"{images}: expected its labels beside it: {stem} or {stem}.gz")
+        raise DataError(f"{images}: expected its labels in the same folder: {stem} or {stem}.gz")
     return IdxSource(images, labels)
 
 
 def _some(names: list[str]) -> str:
+    """Return the first five names and the number of the others, for a message."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more if names else "nothing"

@@ -1,22 +1,22 @@
-"""Who reads what: pure functions from positions to sample numbers.
+"""Which rank reads which samples: pure functions from positions to sample numbers.
 
-Nothing here is stored and nothing depends on the number of workers, so a run resumes at any
-position, at any size, at once.
+Nothing is stored, and the order of the samples does not depend on the number of workers, so a run
+resumes at any position, with any number of workers, without delay.
 
-**The order of an epoch** is a permutation of 0..n-1 that is computed, not drawn up:
-`permute(positions, n, key)` answers for any positions in constant time each. A Feistel network
+**The order of an epoch** is a permutation of 0..n-1 that is computed, not stored:
+`permute(positions, n, key)` takes constant time per position. A Feistel network
 (https://en.wikipedia.org/wiki/Feistel_cipher) cuts a number of b bits into two halves and, round by
-round, adds a keyed hash of one half to the other. Each round can be undone, so the whole is a
-permutation of 0..2^b-1. A result of n or more is put in again until it falls below n ("cycle
-walking"): that leaves a permutation of 0..n-1. b is the least that suffices, but at least 2, so 2^b
-< 2n from n = 3 on, and that takes two goes on average at worst.
+round, adds a keyed hash of one half to the other. Each round is invertible, so all rounds together
+are a permutation of 0..2^b-1. A result of n or more goes through the network again until it is
+below n ("cycle walking"), which leaves a permutation of 0..n-1. b is the smallest sufficient number
+of bits, but at least 2, so 2^b < 2n from n = 3 on: on average a number takes at most two passes.
 
-**The three sets.** `held_out` and `kept` cut the numbers of a training set in two by one more
-permutation, keyed by its own seed, so that runs with different seeds train and validate on the same
-samples.
+**The validation split.** `held_out` and `kept` divide the training samples of a dataset by another
+permutation. It has a seed of its own, so that runs with different seeds train and validate on the
+same samples.
 
-**The batches.** `spans` cuts a run into global batches; none spans two epochs, so the last of an
-epoch may be smaller.
+**The batches.** `spans` cuts a run into global batches. None spans two epochs, so the last batch of
+an epoch may be smaller.
 
 ```
 run       | epoch 0                       | epoch 1                       |
@@ -25,15 +25,16 @@ batch     |--------|--------|--------|----|--------|--------|--------|----|
 rank      |0  |1   |0  |1   |0  |1   |0|1 |
 ```
 
-**The shares.** A global batch of c samples goes to `size` ranks in contiguous pieces (`share`) that
-differ by at most one sample. With fewer samples than ranks some shares are empty. Which samples
-stand in a rank's piece is the partition's matter:
+**The shares.** `share` cuts a global batch of c samples into one contiguous range of positions per
+rank; their lengths differ by at most one sample. With fewer samples than ranks, some shares are
+empty. The partition decides which samples are at a rank's positions:
 
-    share    all ranks cut up one permutation: together they read every sample once an epoch, in the
-    same order at any size whole    each rank has a permutation of its own of the whole set and
-    reads its pieces of that: no exact cover
+    share    All ranks use one permutation. Together they read every sample once per epoch, in the
+             same order for any number of ranks.
+    whole    Each rank has its own permutation of the whole dataset. An epoch may read a sample
+             several times or not at all.
 
-`plan` puts the two together: what one rank reads, batch after batch.
+`plan` combines both: it yields what one rank reads, batch by batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,17 +50,19 @@ from allstep.errors import ConfigError
 Numbers = NDArray[np.int64]
 Partition = Literal["share", "whole"]
 
-# even, so that the halves end with the widths they began with; 4 suffice in theory, 8 for halves of
-# few bits
+# Rounds of the Feistel network. Even, so that both halves end with their initial widths. 4 suffice
+# in theory; halves of few bits need 8.
 _ROUNDS = 8
-# batches whose sample numbers are computed together: a call of numpy costs more than the numbers of
-# a small share
-_AT_ONCE = 32
+# Batches whose sample numbers are computed together: for a small share, the overhead of a numpy
+# call exceeds the arithmetic.
+_BATCHES_PER_CALL = 32
 
 
 class Span(NamedTuple):
-    """A global batch: the samples at `start` to `stop` of the order of an epoch, and how many of
-    the run came before."""
+    """A global batch: the samples at positions `start` to `stop` (exclusive) of an epoch's order.
+
+    `position` is the number of samples of the run that precede it.
+    """
 
     epoch: int
     start: int
@@ -68,13 +71,15 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position after it."""
+        """Return the position of the run after this batch."""
         return self.position + self.stop - self.start
 
 
 class Reader(NamedTuple):
-    """Whose order it is: rank `rank` of `size`, in a run over `n` samples with `seed` (None: as
-    they lie)."""
+    """A rank that reads samples: rank `rank` of `size`, in a run over `n` samples.
+
+    `seed` keys the order of the samples; None keeps the order of the dataset.
+    """
 
     n: int
     seed: int | None
@@ -84,7 +89,7 @@ class Reader(NamedTuple):
 
 
 def spans(position: int, stop: int, n: int, batch: int) -> Iterator[Span]:
-    """The global batches of a run over n samples from `position` to `stop`."""
+    """Yield the global batches of a run over n samples, from `position` to `stop`."""
     while n and position < stop:
         epoch, start = divmod(position, n)
         span = Span(epoch, start, min(n, start + batch, start + stop - position), position)
@@ -93,17 +98,19 @@ def spans(position: int, stop: int, n: int, batch: int) -> Iterator[Span]:
 
 
 def plan(reader: Reader, position: int, stop: int, batch: int) -> Iterator[tuple[Span, Numbers]]:
-    """What `reader` reads from `position` to `stop`: each global batch, and the numbers of its own
-    samples in it."""
+    """Yield each global batch from `position` to `stop`, and the numbers of the reader's samples.
+
+    `batch` is the size of a global batch in samples.
+    """
     for _, same in groupby(spans(position, stop, reader.n, batch), key=lambda span: span.epoch):
-        while some := list(islice(same, _AT_ONCE)):
-            yield from zip(some, shares(reader, some), strict=True)
+        while batches := list(islice(same, _BATCHES_PER_CALL)):
+            yield from zip(batches, shares(reader, batches), strict=True)
 
 
-def shares(reader: Reader, some: Sequence[Span]) -> list[Numbers]:
-    """The samples of `reader` in each of some global batches of one epoch."""
-    mine = [_positions(span, reader) for span in some]
-    numbers = _numbers(reader, some[0].epoch, np.concatenate(mine))
+def shares(reader: Reader, batches: Sequence[Span]) -> list[Numbers]:
+    """Return the sample numbers of `reader` in each of `batches`, which belong to one epoch."""
+    mine = [_positions(span, reader) for span in batches]
+    numbers = _numbers(reader, batches[0].epoch, np.concatenate(mine))
     return np.split(numbers, np.cumsum([len(positions) for positions in mine])[:-1])
 
 
@@ -121,7 +128,7 @@ def _numbers(reader: Reader, epoch: int, positions: Numbers) -> Numbers:
 
 
 def permute(positions: Numbers, n: int, *key: int | str) -> Numbers:
-    """Sample numbers at `positions` (each in 0..n-1) of the permutation of 0..n-1 that `key` names."""
+    """Return the numbers at `positions` (each in 0..n-1) of the permutation of 0..n-1 for `key`."""
     positions = np.asarray(positions, dtype=np.int64)
     if positions.size and (positions.min() < 0 or positions.max() >= n):
         raise IndexError(
@@ -136,54 +143,57 @@ def permute(positions: Numbers, n: int, *key: int | str) -> Numbers:
 
 
 def epoch_order(positions: Numbers, n: int, seed: int, epoch: int) -> Numbers:
-    """Which of 0..n-1 stand at `positions` of epoch number `epoch` in a run with `seed`."""
+    """Return the sample numbers at `positions` of epoch number `epoch` in a run with `seed`."""
     return permute(positions, n, "epoch", seed, epoch)
 
 
 def kept(positions: Numbers, n: int, validation: int, split_seed: int) -> Numbers:
-    """Numbers, among all n, of the training samples at `positions` in 0..n-validation-1."""
+    """Return the numbers, among all n, of the training samples at `positions`.
+
+    Positions are 0..n-validation-1, where `validation` is the number of samples held out.
+    """
     _check_split(n, validation)
     return permute(positions, n, "split", split_seed)
 
 
 def held_out(n: int, validation: int, split_seed: int) -> Numbers:
-    """Numbers, among all n, of the `validation` samples that are held out."""
+    """Return the numbers, among all n, of the `validation` samples that are held out."""
     _check_split(n, validation)
     return permute(np.arange(n - validation, n), n, "split", split_seed)
 
 
 def default_validation(n: int) -> int:
-    """How many of n training samples are held out when nobody says: 5,000, or a tenth of a small
-    set."""
+    """Return how many of n training samples are held out by default: 5,000, or n/10 if smaller."""
     return min(5000, n // 10)
 
 
 def share(count: int, rank: int, size: int) -> slice:
-    """The piece of a batch of `count` samples that belongs to `rank`; pieces differ by at most one
-    sample and may be empty."""
+    """Return the range of a batch of `count` samples that `rank` of `size` ranks computes.
+
+    Lengths differ by at most one sample between ranks; a range may be empty.
+    """
     return slice(rank * count // size, (rank + 1) * count // size)
 
 
 def some_of(numbers: Sequence[int] | Numbers, n: int) -> Numbers:
-    """`numbers` as given by a user who wants only these of n samples; ConfigError when they cannot
-    be that."""
+    """Return the sample numbers that a user selected from n samples, as an array.
+
+    Raise ConfigError unless they are a list of integers in 0..n-1.
+    """
     given = np.asarray(numbers)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        hint = "; np.flatnonzero makes numbers of a mask" if given.dtype.kind == "b" else ""
-        found = f"a {given.dtype} array of shape {given.shape}"
-        raise ConfigError(
-            f"numbers is a list of whole numbers, those of samples, not {found}{hint}"
-        )
+        hint = "; np.flatnonzero converts a mask" if given.dtype.kind == "b" else ""
+        found = f"found a {given.dtype} array of shape {given.shape}"
+        raise ConfigError(f"numbers: expected a list of sample numbers, {found}{hint}")
     if given.size and not (given.min() >= 0 and given.max() < n):
-        raise ConfigError(
-            f"numbers are those of samples, 0 to {n - 1}; these are {given.min()} to {given.max()}"
-        )
+        found = f"found {given.min()} to {given.max()}"
+        raise ConfigError(f"numbers: expected sample numbers 0 to {n - 1}, {found}")
     return given.astype(np.int64)
 
 
 def _check_split(n: int, validation: int) -> None:
     if not 0 <= validation <= n:
-        raise ValueError(f"cannot hold {validation} of {n} samples out")
+        raise ValueError(f"cannot hold out {validation} of {n} samples")
 
 
 def _round_keys(key: tuple[int | str, ...]) -> NDArray[np.uint64]:
@@ -193,9 +203,9 @@ def _round_keys(key: tuple[int | str, ...]) -> NDArray[np.uint64]:
 def _feistel(
     numbers: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """A permutation of 0..2^bits-1.
+    """Return `numbers` under the permutation of 0..2^bits-1 that the round keys define.
 
-    With an odd number of bits the halves have different widths and trade them each round.
+    With an odd number of bits, the halves have different widths and swap them in each round.
     """
     low_bits, high_bits = np.uint64(bits // 2), np.uint64(bits - bits // 2)
     for round_key in round_keys:
@@ -207,4 +217,5 @@ def _feistel(
 
 
 def _ones(bits: np.uint64) -> np.uint64:
+    """Return the number with the lowest `bits` bits set."""
     return (np.uint64(1) << bits) - np.uint64(1)

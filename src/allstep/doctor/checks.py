@@ -20,7 +20,7 @@ from allstep.limits import read_limits
 from allstep.machine import Memory, threads_by_user
 from allstep.world import NONE, World
 
-_WORKER_BYTES = 300 << 20  # what a worker takes before it has a net or data: Python and torch
+_WORKER_BYTES = 300 << 20  # what a worker takes before it has a model or data: Python and torch
 _SMALL_SHM = 1 << 30
 _FEW_FILES, _TOO_FEW_FILES = 1024, 64
 _FOUND_BY_FILE = ("horovod", "openmpi", "mpich", "slurm", "pals", "lsf")
@@ -79,7 +79,8 @@ def _limits(facts: Facts) -> Iterator[Finding]:
 
 def _torch(facts: Facts) -> Iterator[Finding]:
     engine = facts.torch
-    least = next((package.least for package in facts.packages if package.name == "torch"), None)
+    package = next((package for package in facts.packages if package.name == "torch"), None)
+    least, below = (package.least, package.below) if package else (None, None)
     if engine.error:
         yield problem(
             f"torch cannot be imported: {engine.error}",
@@ -89,6 +90,11 @@ def _torch(facts: Facts) -> Iterator[Finding]:
         yield problem(
             f"torch {engine.version} is too old; allstep needs {least} or later",
             "pip install --upgrade torch",
+        )
+    elif engine.version and below and at_least(engine.version, below):
+        yield warning(
+            f"torch {engine.version} is too new; allstep is tested with versions before {below}",
+            f"pip install 'torch>={least},<{below}'",
         )
     elif not engine.backends.get("gloo"):
         yield problem(

@@ -152,7 +152,7 @@ class Call:
             self.process.wait(2)
         self.complaints.seek(0)
         said = self.complaints.read().decode(errors="replace")
-        return launch_ssh.complaint(label, self.process.returncode, said)
+        return launch_ssh.describe_failure(label, self.process.returncode, said)
 
     def end(self) -> None:
         self.process.kill()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep import machine
-from allstep.process.thread_call import NotBack, call_within
+from allstep.process.thread_call import CallTimeout, call_within
 
 _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # version 1 of cgroups writes a number near 2**63 for "none"
@@ -97,7 +97,7 @@ def resolve(name: str, seconds: float = _RESOLVE_SECONDS) -> list[str] | None:
     # nobody.
     try:
         found = call_within(lambda: socket.getaddrinfo(name, None), seconds, "allstep-resolve")
-    except NotBack:
+    except CallTimeout:
         return None
     except OSError:
         return []

@@ -11,12 +11,14 @@ class Package:
     """`version` None: not installed.
 
     `extra`: the extra of allstep that asks for it; None when allstep needs it.
+    `below`: the first version that is not supported, where there is an upper bound.
     """
 
     name: str
     least: str | None
     version: str | None
     extra: str | None
+    below: str | None = None
 
     @property
     def good(self) -> bool:
@@ -39,7 +41,10 @@ def _package(line: str) -> Package | None:
     match = re.match(
         r"([\w.-]+)(?:[^;]*?>=([\w.]+))?[^;]*(?:;.*extra == ['\"]([\w-]+)['\"])?", line
     )
-    return Package(match[1], match[2], version_of(match[1]), match[3]) if match else None
+    if match is None:
+        return None
+    below = re.match(r"[^;]*<([\w.]+)", line)
+    return Package(match[1], match[2], version_of(match[1]), match[3], below[1] if below else None)
 
 
 def version_of(name: str) -> str | None:

@@ -94,7 +94,7 @@ def sections(report: Report) -> Iterator[tuple[str, list[Row]]]:
 
 def _machine(report: Report) -> Iterator[Row]:
     facts = report.facts
-    cores, memory, shm, net = facts.cores, facts.memory, facts.shared_memory, facts.network
+    cores, memory, shm, model = facts.cores, facts.memory, facts.shared_memory, facts.network
     quota = "no quota" if cores.quota is None else f"quota {cores.quota:g}"
     yield (
         "cores",
@@ -112,14 +112,16 @@ def _machine(report: Report) -> Iterator[Row]:
     )
     yield "shared memory", f"{'memfd works' if shm.memfd else 'memfd does not work'}; {free}"
     yield "GPUs", "; ".join(facts.torch.devices or facts.gpus) or "none"
-    own = net.resolves_to
+    own = model.resolves_to
     yield (
         "host name",
-        f"{net.hostname} -> {'no answer' if own is None else ', '.join(own) or 'does not resolve'}",
+        f"{model.hostname} -> {'no answer' if own is None else ', '.join(own) or 'does not resolve'}",
     )
     yield (
         "interfaces",
-        "; ".join(f"{name} {', '.join(found)}" for name, found in net.interfaces.items() if found),
+        "; ".join(
+            f"{name} {', '.join(found)}" for name, found in model.interfaces.items() if found
+        ),
     )
     yield (
         "open files",

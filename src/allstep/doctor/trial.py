@@ -15,7 +15,7 @@ from allstep.doctor.trial_rank import MARK, take_part
 from allstep.launch import Host
 from allstep.limits import read_limits
 from allstep.process.python import run_module
-from allstep.wire.patience import bounded
+from allstep.wire.timeouts import bounded
 from allstep.world import LAUNCHERS
 
 _EXTRA_SECONDS = 15.0

@@ -1,15 +1,21 @@
-"""Named asynchronous operations: ranks ask for them in any order, and each is carried out when all
-ranks have asked for it.
+"""Named asynchronous operations. Ranks request them in any order; an operation runs once every rank
+of its process set has requested it.
 
     running = engine.start()
     handle = running.enqueue(Request(Kind.ALLREDUCE, "allreduce.grad", tensor))
     average = running.synchronize(handle)
 
-Read on in this order: `request` (what is asked), `coordinator` (when it is done, and in which
-order), `mismatch` (whether the ranks ask for the same), `board` (how messages travel between
-ranks), `executor` (how it is done), `engine` (what callers see). The engine's parts: `pending`
-(requests and handles), `driver` (the progress loop), `dispatch` (does what the coordinator says),
-`stop`.
+Reading order:
+
+    request       what a rank requests
+    coordinator   when an operation runs, and in which order
+    mismatch      whether the ranks request the same operation
+    board         how messages travel between ranks
+    executor      how an operation is computed
+    engine        the interface for callers
+
+The engine consists of `pending` (requests and handles), `driver` (the progress loop), `dispatch`
+(executes the coordinator's messages) and `stop`.
 """
 
 from allstep.engine.engine import Engine

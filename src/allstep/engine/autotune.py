@@ -1,15 +1,17 @@
-"""HOROVOD_AUTOTUNE=1: try fusion thresholds while the script runs, and keep the best.
+"""HOROVOD_AUTOTUNE=1: try several fusion thresholds while the script runs, and keep the best one.
 
-    warm-up samples   thrown away a sample          5 measurements with one threshold; its score is
-    their median a measurement     until some name has been reduced
-    HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE times; bytes reduced per microsecond, all told
+    warm-up samples   discarded
+    sample            5 measurements with one threshold; its score is their median
+    measurement       lasts until some name has been reduced HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE
+                      times; its score is bytes reduced per microsecond, summed over all names
 
-Rank 0 decides alone, since it alone fuses: the others do what its answers say, so a threshold may
-change between any two of them. Horovod also searches for a cycle time and tries hierarchies and the
-cache. Here there are no cycles, and the way between hosts is chosen by the layout, so one number is
-left, and a plain sweep finds the best of a few values of it. One set by HOROVOD_FUSION_THRESHOLD is
-the only one that is tried. HOROVOD_AUTOTUNE_LOG is a file for Horovod's table: a row for each
-sample, and the best again at the end.
+Only rank 0 fuses operations, so rank 0 decides alone. The other ranks execute its answers, so the
+threshold may change between any two answers.
+
+Horovod also searches for a cycle time and tries hierarchies and the cache. Here there are no
+cycles, and the layout of the hosts determines the algorithm, so one number is left, and a sweep
+over a few values finds the best. If HOROVOD_FUSION_THRESHOLD is set, only its value is tried.
+HOROVOD_AUTOTUNE_LOG is the file for Horovod's table: one row per sample, then the best row again.
 """
 
 import os
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allstep.console.escape import print_notice
-from allstep.engine.request import Ask
+from allstep.engine.request import RequestSpec
 from allstep.engine.settings import number
 from allstep.errors import ConfigError
 
@@ -32,21 +34,24 @@ _HEADER = (
     "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,cycle_time_ms,"
     "tensor_fusion_threshold,score"
 )
-_UNCHANGED = "0,0,0,1,1"  # the columns that nothing is tried for
-_MOST_NAMES = (
-    10_000  # names that never come again (those of unnamed operations) must not fill the memory
-)
+# Columns of parameters that are not tuned.
+_UNCHANGED = "0,0,0,1,1"
+# Names of unnamed operations never repeat, and must not fill the memory.
+_MAX_NAMES = 10_000
 
 
 class Sample(NamedTuple):
-    """What came of one threshold: bytes, and bytes per microsecond."""
+    """The result of one threshold: `fusion` in bytes, `score` in bytes per microsecond."""
 
     fusion: int
     score: float
 
 
 class Log:
-    """The table. When it cannot be written any more, that is said once and the run goes on."""
+    """The table of samples.
+
+    If writing fails, print one notice; the run continues without the table.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path).absolute()
@@ -59,6 +64,7 @@ class Log:
             ) from error
 
     def add(self, sample: Sample) -> None:
+        """Append one row; a no-op once writing has failed."""
         if self._has_failed:
             return
         try:
@@ -67,13 +73,14 @@ class Log:
         except OSError as error:
             self._has_failed = True
             why = f"autotune's log {str(self._path)!r} cannot be written: {error.strerror}"
-            print_notice(f"{why}; it ends here, the run goes on")
+            print_notice(f"{why}; the log ends here, the run continues")
 
 
 class Autotune:
-    """The sweep. `fusion` is the threshold to use now.
+    """The sweep over thresholds; `fusion` is the threshold to use now.
 
-    warmup: samples that are thrown away. steps: of a measurement. log: where to write the samples.
+    `candidates`: thresholds in bytes. `warmup`: number of samples to discard. `steps`: how often a
+    name is reduced in one measurement. `log`: the table for the samples.
     """
 
     def __init__(
@@ -86,7 +93,8 @@ class Autotune:
     ) -> None:
         self.fusion = candidates[0]
         self.samples: list[Sample] = []
-        self._left = [candidates[0]] * warmup + list(candidates)  # thresholds to take samples with
+        # The thresholds of the remaining samples.
+        self._left = [candidates[0]] * warmup + list(candidates)
         self._warmup, self._steps = warmup, steps
         self._log, self._clock = log, clock
         self._scores: list[float] = []
@@ -95,33 +103,34 @@ class Autotune:
 
     @property
     def is_done(self) -> bool:
-        """Whether all have been tried; `fusion` is the best of them then."""
+        """Whether all thresholds have been tried; `fusion` is then the best of them."""
         return not self._left
 
-    def reduced(self, asks: Sequence[Ask]) -> int:
-        """These have been reduced, as one. The threshold to use from now on."""
+    def reduced(self, specs: Sequence[RequestSpec]) -> int:
+        """Record a fused reduction that has finished; return the threshold to use next."""
         if self._left:
             now = self._clock()
-            if self._began is None:  # how long the first one took is not known
+            # How long the first reduction took is unknown.
+            if self._began is None:
                 self._begin(now)
             else:
-                self._count(asks, now)
+                self._count(specs, now)
         return self.fusion
 
     def _begin(self, now: float | None) -> None:
-        """A measurement."""
+        """Begin a measurement at time `now`."""
         self._began = now
         self._num_bytes = 0
         self._times: Counter[str] = Counter()
 
-    def _count(self, asks: Sequence[Ask], now: float) -> None:
+    def _count(self, specs: Sequence[RequestSpec], now: float) -> None:
         assert self._began is not None
-        self._num_bytes += sum(ask.nbytes for ask in asks)
-        self._times.update(ask.name for ask in asks)
-        if max(self._times[ask.name] for ask in asks) >= self._steps:
+        self._num_bytes += sum(spec.nbytes for spec in specs)
+        self._times.update(spec.name for spec in specs)
+        if max(self._times[spec.name] for spec in specs) >= self._steps:
             self._scores.append(self._num_bytes / max(1e6 * (now - self._began), 1e-3))
             self._begin(now)
-        elif len(self._times) > _MOST_NAMES:
+        elif len(self._times) > _MAX_NAMES:
             self._begin(now)
         if len(self._scores) == MEASUREMENTS:
             self._take(Sample(self.fusion, statistics.median(self._scores)))
@@ -147,15 +156,17 @@ class Autotune:
 
 
 def read_autotune(rank: int, fusion: int, env: Mapping[str, str] | None = None) -> Autotune | None:
-    """What the environment asks for, on rank 0; None when it asks for nothing. fusion: the
-    threshold, if the environment sets it."""
+    """Return the sweep that the environment requests of rank 0; None without it and on other ranks.
+
+    `fusion`: the threshold in bytes to use if HOROVOD_FUSION_THRESHOLD is set.
+    """
     env = os.environ if env is None else env
     if rank != 0 or not number("HOROVOD_AUTOTUNE", 0, env) > 0:
         return None
     steps = int(number("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10, env))
     if steps < 1:
         raise ConfigError(
-            f"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE={steps}: a measurement needs 1 step or more"
+            f"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE={steps}: expected at least 1 step per measurement"
         )
     path = env.get("HOROVOD_AUTOTUNE_LOG", "")
     return Autotune(

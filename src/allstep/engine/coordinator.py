@@ -1,13 +1,15 @@
-"""The coordinator: requests of the ranks in, responses in one order for all of them out. No
-threads, no network, no tensors.
+"""The coordinator: requests of all ranks in, responses in one order for all ranks out.
 
-There is one for the whole world, on rank 0. Its answers form a log that every rank reads from the
-beginning to the end, and every rank does what concerns it in that order. So operations of several
-sets cannot wait for each other in a circle, whatever order the ranks asked in.
+It has no threads, no network and no tensors.
 
-An operation is ready when all members of its set have asked for it; ranks that have joined (they
-have no more data) are not waited for. Then the asks are compared (`mismatch`), and the answer is to
-carry it out, or why not. Asks that were handed over as a group are answered together.
+There is one coordinator for the whole world, on rank 0. Its answers form a log. Every rank reads
+the log from beginning to end and executes the answers that concern it, in that order. So operations
+of several process sets cannot deadlock, whatever the order of the requests.
+
+An operation is ready when all members of its process set have requested it. Ranks that have joined
+(they have no more data) are not waited for. The requests are then compared (`mismatch`), and the
+answer is to run the operation, or the reason for refusing it. Requests that were submitted as a
+group are answered together.
 """
 
 import time
@@ -31,19 +33,18 @@ from allstep.engine.messages import (
     Fields,
 )
 from allstep.engine.mismatch import Verdict, joined_text, judge
-from allstep.engine.request import Ask, Key, Kind, decode
+from allstep.engine.request import Key, Kind, RequestSpec, decode
 
 _FUSED = (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER, Kind.ALLGATHER)
-_WORTH_FUSING = (
-    1 << 20
-)  # bytes; what is larger gains nothing from being packed with others, and is copied twice for it
-_MOST_VERDICTS = 10_000
-_MOST_NAMES = 6
+# Bytes. A larger tensor gains nothing from fusion, which would copy it twice.
+_WORTH_FUSING = 1 << 20
+_MAX_VERDICTS = 10_000
+_MAX_NAMES = 6
 
 
 @dataclass(slots=True)
 class _Group:
-    """Operations that are answered together: on some rank they were handed over as one."""
+    """Operations that are answered together, because some rank submitted them as one group."""
 
     keys: dict[Key, None]
     number: int
@@ -51,26 +52,27 @@ class _Group:
 
 @dataclass(slots=True)
 class _Waiting:
-    """An operation for which some ranks have asked."""
+    """An operation that some ranks have requested; `specs` holds the requests by rank."""
 
     key: Key
     began: float
-    asks: dict[int, Ask] = field(default_factory=dict)  # by rank
+    specs: dict[int, RequestSpec] = field(default_factory=dict)
     group: _Group | None = None
 
 
 class _Ready(NamedTuple):
-    """An operation that can be done."""
+    """An operation that all ranks have requested and that can run."""
 
     verdict: Verdict
     group: _Group | None
 
 
 class Coordinator:
-    """See the module.
+    """Decides which operations run, and in which order.
 
-    sets: the ranks of each process set; changed by `add` and `remove`. fusion: bytes up to which
-    ready operations are fused. fuse_groups: whether operations of different groups may be fused.
+    `size`: number of ranks. `sets`: the ranks of each process set by its number; `add` and `remove`
+    messages change it. `fusion`: maximum bytes of fused operations. `fuse_groups`: whether
+    operations of different groups may be fused. `clock`: monotonic seconds.
     """
 
     def __init__(
@@ -83,66 +85,68 @@ class Coordinator:
     ) -> None:
         self.size = size
         self.sets = dict(sets)
-        self.joined: dict[int, None] = {}  # in the order of joining
+        # A dict, since it keeps the order of joining.
+        self.joined: dict[int, None] = {}
         self.fusion, self.fuse_groups = fusion, fuse_groups
         self.stopped = False
         self._clock = clock
         self._waiting: dict[Key, _Waiting] = {}
         self._due: list[_Ready | Fields] = []
-        self._verdicts: dict[tuple[Ask, ...], Verdict] = {}
+        self._verdicts: dict[tuple[RequestSpec, ...], Verdict] = {}
         self._free_ids: deque[int] = deque()
         self._num_groups = 0
-        self._steps: dict[bytes, list[int]] = {}  # key -> the last step of each rank
+        # The last step of each rank, by the key of the steps.
+        self._steps: dict[bytes, list[int]] = {}
         self._warned_at: float | None = None
 
     # From the ranks
 
     @property
     def is_waiting(self) -> bool:
-        """Whether some ranks have asked for an operation and others have not."""
+        """Whether some ranks have requested an operation and others have not."""
         return bool(self._waiting)
 
     def take(self, rank: int, fields: Fields) -> None:
-        """What a rank says."""
+        """Process a message from a rank; ignore it after a stop."""
         what = fields[0]
         if self.stopped:
             return
         if what == ASK:
-            self._asked(rank, fields)
+            self._take_requests(rank, fields)
         elif what == NOTICE:
             self._noticed(rank, fields[1], int(fields[2]))
         else:
             self.stopped = True
             self._due.append(fields)
 
-    def _asked(self, rank: int, fields: Fields) -> None:
+    def _take_requests(self, rank: int, fields: Fields) -> None:
         if len(fields) == 2:
-            waiting = self._note(rank, decode(fields[1]))
+            waiting = self._take_request(rank, decode(fields[1]))
             if waiting is not None:
                 self._settle(waiting)
             return
-        together = [self._note(rank, decode(data)) for data in fields[1:]]
+        together = [self._take_request(rank, decode(data)) for data in fields[1:]]
         group = [waiting for waiting in together if waiting is not None]
         self._bind(group)
         for waiting in group:
             self._settle(waiting)
 
-    def _note(self, rank: int, ask: Ask) -> _Waiting | None:
-        if ask.kind is Kind.JOIN:
+    def _take_request(self, rank: int, spec: RequestSpec) -> _Waiting | None:
+        if spec.kind is Kind.JOIN:
             self._join(rank)
             return None
-        key = ask.key
+        key = spec.key
         waiting = self._waiting.get(key)
         if waiting is None:
-            if ask.process_set not in self.sets:
-                self._refuse(key, VALUE, f"process set {ask.process_set} has been removed")
+            if spec.process_set not in self.sets:
+                self._refuse(key, VALUE, f"process set {spec.process_set} has been removed")
                 return None
             waiting = self._waiting[key] = _Waiting(key, self._clock())
-        waiting.asks[rank] = ask
+        waiting.specs[rank] = spec
         return waiting
 
     def _bind(self, together: Sequence[_Waiting]) -> None:
-        """Make one group of these, and of all that they were bound to before."""
+        """Merge operations, and the groups that they already belong to, into one group."""
         group = next((waiting.group for waiting in together if waiting.group is not None), None)
         if group is not None and all(waiting.group is group for waiting in together):
             return
@@ -156,7 +160,7 @@ class Coordinator:
                 self._waiting[key].group = group
 
     def _settle(self, waiting: _Waiting) -> None:
-        """Answer an operation if all have come, and if all of its group are ready with it."""
+        """Answer an operation if it and all operations of its group are ready."""
         if waiting.key not in self._waiting or not self._is_ready(waiting):
             return
         if waiting.group is None:
@@ -167,34 +171,40 @@ class Coordinator:
 
     def _is_ready(self, waiting: _Waiting) -> bool:
         members = self.sets[waiting.key[0]]
-        if len(waiting.asks) == len(members):
+        if len(waiting.specs) == len(members):
             return True
         return bool(self.joined) and all(
-            rank in waiting.asks or rank in self.joined for rank in members
+            rank in waiting.specs or rank in self.joined for rank in members
         )
 
     def _answer(self, waiting: _Waiting) -> None:
         del self._waiting[waiting.key]
-        members = self.sets[waiting.key[0]]
-        asks = tuple(waiting.asks[rank] for rank in members if rank in waiting.asks)
-        verdict = (
-            self._verdicts.get(asks) if len(asks) == len(members) and not self.joined else None
-        )
-        if verdict is None:
-            joined = [rank for rank in members if rank in self.joined]
-            verdict = judge([rank for rank in members if rank in waiting.asks], asks, joined)
-            if not joined:
-                if len(self._verdicts) >= _MOST_VERDICTS:
-                    self._verdicts.clear()
-                self._verdicts[asks] = verdict
+        verdict = self._verdict(waiting)
         if verdict.refusal:
             self._refuse(waiting.key, MISMATCH, verdict.refusal)
-        elif verdict.ask.kind is Kind.ADD_SET:
-            self._add_set(waiting.key, verdict.ask.splits)
-        elif verdict.ask.kind is Kind.REMOVE_SET:
-            self._remove_set(verdict.ask.splits[0])
+        elif verdict.spec.kind is Kind.ADD_SET:
+            self._add_set(waiting.key, verdict.spec.splits)
+        elif verdict.spec.kind is Kind.REMOVE_SET:
+            self._remove_set(verdict.spec.splits[0])
         else:
             self._due.append(_Ready(verdict, waiting.group))
+
+    def _verdict(self, waiting: _Waiting) -> Verdict:
+        """Compare the requests of an operation; known combinations come from a cache."""
+        members = self.sets[waiting.key[0]]
+        ranks = [rank for rank in members if rank in waiting.specs]
+        specs = tuple(waiting.specs[rank] for rank in ranks)
+        verdict = None
+        if len(specs) == len(members) and not self.joined:
+            verdict = self._verdicts.get(specs)
+        if verdict is None:
+            joined = [rank for rank in members if rank in self.joined]
+            verdict = judge(ranks, specs, joined)
+            if not joined:
+                if len(self._verdicts) >= _MAX_VERDICTS:
+                    self._verdicts.clear()
+                self._verdicts[specs] = verdict
+        return verdict
 
     def _refuse(self, key: Key, kind: bytes, why: str) -> None:
         self._due.append([REFUSE, b"%d" % key[0], key[1].encode(), kind, why.encode()])
@@ -221,7 +231,7 @@ class Coordinator:
             self._remind(key)
 
     def _remind(self, key: bytes) -> None:
-        """Tell the ranks that have joined of the steps that others have begun without them."""
+        """Send joined ranks the steps that other ranks have begun without them."""
         steps = self._steps[key]
         behind = [rank for rank in self.joined if steps[rank] < max(steps)]
         if behind:
@@ -254,7 +264,7 @@ class Coordinator:
     # To the ranks
 
     def answers(self) -> list[Fields]:
-        """What all ranks are to do next, in this order.
+        """Return and remove the messages that all ranks must execute next, in this order.
 
         Operations that are ready at the same time may be fused.
         """
@@ -264,15 +274,18 @@ class Coordinator:
         return self._fuse(due)
 
     def _fuse(self, due: Iterable[_Ready | Fields]) -> list[Fields]:
-        """Pack what fits together into the first answer in which there is room; the others may be
-        skipped for it."""
+        """Put each operation into the first answer that is alike and has room left.
+
+        An operation may thus run before others that became ready earlier.
+        """
         answers: list[Fields] = []
         room: dict[tuple[object, ...], tuple[list[bytes], int]] = {}
         for each in due:
             if not isinstance(each, _Ready):
                 answers.append(each)
                 if each[0] != REFUSE:
-                    room.clear()  # sets may change here: nothing moves past it
+                    # The process sets may change here, so no operation moves past it.
+                    room.clear()
                 continue
             verdict, group = each
             like = self._fusable(verdict, group)
@@ -280,46 +293,45 @@ class Coordinator:
             if not answer or left < verdict.nbytes:
                 answer, left = [DO], self.fusion
                 answers.append(answer)
-            answer += [verdict.ask.data, verdict.more]
+            answer += [verdict.spec.data, verdict.more]
             if like:
                 room[like] = answer, left - verdict.nbytes
         return answers
 
     def _fusable(self, verdict: Verdict, group: _Group | None) -> tuple[object, ...]:
-        """What must be equal for two operations to be fused; empty when this one is not."""
-        ask = verdict.ask
-        if ask.kind not in _FUSED or verdict.nbytes > min(_WORTH_FUSING, self.fusion):
+        """Return the values that fused operations must share; empty if this one is not fused."""
+        spec = verdict.spec
+        if spec.kind not in _FUSED or verdict.nbytes > min(_WORTH_FUSING, self.fusion):
             return ()
         bound = 0 if self.fuse_groups or group is None else group.number
         return (
-            ask.kind,
-            ask.process_set,
-            ask.dtype,
-            ask.device,
-            ask.op,
-            ask.prescale,
-            ask.postscale,
+            spec.kind,
+            spec.process_set,
+            spec.dtype,
+            spec.device,
+            spec.op,
+            spec.prescale,
+            spec.postscale,
             bound,
         )
 
-    # Those that do not come
+    # Late ranks
 
     def expire(self, seconds: float) -> None:
-        """Stop everything when an operation has waited so long."""
+        """Stop all engines if an operation has waited for more than `seconds`."""
         now = self._clock()
         old = next((each for each in self._waiting.values() if now - each.began > seconds), None)
         if old is not None:
             missing = self._missing(old)
-            late = ", ".join(f"rank {rank}" for rank in missing) or "others of its group"
-            text = f"{old.key[1]}: {late} did not come within {seconds:.1f} s"
+            late = ", ".join(f"rank {rank}" for rank in missing) or "other ranks of its group"
+            text = f"{old.key[1]}: {late} did not request it within {seconds:.1f} s"
             self.take(0, [STOP, b"CollectiveTimeout", text.encode(), joined_text(missing[:1])])
 
     def stalls(self, warn_after: float, stop_after: float = 0.0) -> str:
-        """A report on operations that some ranks have not asked for in `warn_after` seconds; empty
-        when there is nothing to report.
+        """Return a report on operations that some ranks have not requested; "" if there is none.
 
-        Reports come at least `warn_after` seconds apart. stop_after: when an operation has waited
-        so long, stop everything; 0 is never.
+        Covers operations that have waited for `warn_after` seconds; reports are at least
+        `warn_after` seconds apart. After `stop_after` seconds, stop all engines; 0 means never.
         """
         now = self._clock()
         old = [each for each in self._waiting.values() if now - each.began > warn_after]
@@ -339,14 +351,16 @@ class Coordinator:
 
     def _missing(self, waiting: _Waiting) -> list[int]:
         members = self.sets[waiting.key[0]]
-        return [rank for rank in members if rank not in waiting.asks and rank not in self.joined]
+        return [rank for rank in members if rank not in waiting.specs and rank not in self.joined]
 
 
 def stall_report(
     stalled: Sequence[tuple[str, Sequence[int]]], seconds: float, stopping: Iterable[int]
 ) -> str:
-    """For people: which ranks are missing in which operations. stopping: ranks because of which
-    everything stops."""
+    """Describe which ranks have not requested which operations, for the user.
+
+    `stalled`: name and missing ranks of each operation. `stopping`: ranks that cause a stop.
+    """
     names: dict[int, list[str]] = {}
     for name, missing in stalled:
         for rank in missing:
@@ -361,6 +375,6 @@ def stall_report(
         lines[0] += " Will shutdown."
     lines.append("Missing ranks:")
     for rank in sorted(names):
-        shown = names[rank][:_MOST_NAMES] + ["..."] * (len(names[rank]) > _MOST_NAMES)
+        shown = names[rank][:_MAX_NAMES] + ["..."] * (len(names[rank]) > _MAX_NAMES)
         lines.append(f"{rank}{'!' if rank in final else ''}: [{', '.join(shown)}]")
     return "\n".join(lines)

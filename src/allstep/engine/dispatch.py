@@ -1,21 +1,21 @@
-"""Does what the coordinator's log says, one message at a time, in the order of the log.
+"""Executes the messages of the coordinator's log, one at a time, in the order of the log.
 
-All ranks read the same log. A message names operations to carry out (the executor does the
-arithmetic, and the results go into the handles of this rank's requests), a refusal, a change of the
-process sets, or the end. See `messages` for the fields. One thread at a time calls `obey`: the one
-that drives (see `driver`).
+All ranks read the same log. A message contains operations to run (the executor computes them, and
+the results go into the handles of this rank's requests), a refusal, a change of the process sets,
+or the end. `messages` lists the fields. One thread at a time calls `execute`: the one that drives
+(see `driver`).
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from allstep.engine import messages as say
+from allstep.engine import messages
 from allstep.engine.autotune import Autotune
 from allstep.engine.coordinator import Coordinator
 from allstep.engine.executor import Executor
 from allstep.engine.notices import Notices
 from allstep.engine.pending import PendingRequests
-from allstep.engine.request import Ask, Key, Kind, decode, numbers
+from allstep.engine.request import Key, Kind, RequestSpec, decode, numbers
 from allstep.engine.state import EngineState
 from allstep.engine.stop import Stop
 from allstep.engine.stop_reasons import as_comm_error, error_in
@@ -23,9 +23,10 @@ from allstep.errors import CollectiveMismatch
 
 
 class Dispatch:
-    """Carries out the messages of the log on this rank.
+    """Executes the messages of the log on this rank.
 
-    coordinator: on rank 0, None elsewhere. autotune: chooses the coordinator's fusion threshold.
+    `coordinator`: the coordinator on rank 0, None elsewhere. `autotune`: chooses the coordinator's
+    fusion threshold; None if it is fixed.
     """
 
     def __init__(
@@ -41,71 +42,71 @@ class Dispatch:
         self._notices, self._stop, self._coordinator = notices, stop, coordinator
         self.autotune: Autotune | None = None
 
-    def obey(self, fields: say.Fields) -> None:
-        """Do what one message says."""
+    def execute(self, fields: messages.Fields) -> None:
+        """Execute one message of the log."""
         what = fields[0]
-        if what == say.DO:
+        if what == messages.DO:
             self._do(fields[1::2], fields[2::2])
-        elif what == say.REFUSE:
+        elif what == messages.REFUSE:
             self._refused((int(fields[1]), fields[2].decode()), fields[3], fields[4].decode())
-        elif what == say.JOINING:
-            self._notices.somebody_joined(True)
-        elif what == say.JOINED:
+        elif what == messages.JOINING:
+            self._notices.set_any_joined(True)
+        elif what == messages.JOINED:
             self._state.has_joined = False
-            self._notices.somebody_joined(False)
-            self._over((0, "join.noname"), int(fields[1]))
-        elif what == say.ADD:
+            self._notices.set_any_joined(False)
+            self._finish((0, "join.noname"), int(fields[1]))
+        elif what == messages.ADD:
             number, ranks = int(fields[1]), numbers(fields[2].decode())
             self._executor.add_set(number, ranks)
             self._state.process_sets[number] = ranks
-            self._over((0, "process_set.add"), number)
-        elif what == say.REMOVE:
+            self._finish((0, "process_set.add"), number)
+        elif what == messages.REMOVE:
             number = int(fields[1])
             del self._state.process_sets[number]
             self._executor.remove_set(number)
-            self._over((0, "process_set.remove"), True)
-        elif what == say.NOTICE:
+            self._finish((0, "process_set.remove"), True)
+        elif what == messages.NOTICE:
             if self._state.has_joined:
-                self._notices.heard(fields[1].decode(), int(fields[2]))
+                self._notices.receive(fields[1].decode(), int(fields[2]))
         else:
             self._stop.stop(error_in(fields, self._state.world.rank))
 
     def _do(self, data: Sequence[bytes], more: Sequence[bytes]) -> None:
-        asks = [decode(each) for each in data]
+        specs = [decode(each) for each in data]
         state, requests = self._state, self._requests
         hooks, rank = state.hooks, state.world.rank
-        hooks.negotiated(asks)
-        if rank not in state.process_sets[asks[0].process_set]:
+        hooks.negotiated(specs)
+        if rank not in state.process_sets[specs[0].process_set]:
             return
-        pending = [requests.by_key.pop(ask.key, None) for ask in asks]
+        pending = [requests.by_key.pop(spec.key, None) for spec in specs]
         assert state.has_joined or None not in pending, (
-            f"not asked for here: {[ask.name for ask in asks]}"
+            f"not requested on this rank: {[spec.name for spec in specs]}"
         )
-        hooks.begins(asks)
+        hooks.begins(specs)
         try:
             given = [each.wait_for_gpu() if each is not None else None for each in pending]
-            results = self._executor.run(asks, more, given, hooks)
+            results = self._executor.run(specs, more, given, hooks)
         except BaseException as error:
-            hooks.ends(asks, None)
+            hooks.ends(specs, None)
             for each in pending:
                 if each is not None:
                     each.put(error=as_comm_error(error, rank))
             raise
-        hooks.ends(asks, results)
-        self._tune(asks)
+        hooks.ends(specs, results)
+        self._tune(specs)
         for each, result in zip(pending, results, strict=True):
             if each is not None:
                 each.put(result)
 
-    def _tune(self, asks: Sequence[Ask]) -> None:
+    def _tune(self, specs: Sequence[RequestSpec]) -> None:
         if (
             self.autotune is not None
             and self._coordinator is not None
-            and asks[0].kind is Kind.ALLREDUCE
+            and specs[0].kind is Kind.ALLREDUCE
         ):
-            self._coordinator.fusion = self.autotune.reduced(asks)
+            self._coordinator.fusion = self.autotune.reduced(specs)
 
-    def _over(self, key: Key, result: Any) -> None:
+    def _finish(self, key: Key, result: Any) -> None:
         pending = self._requests.by_key.pop(key, None)
         if pending is not None:
             pending.put(result)
@@ -117,4 +118,4 @@ class Dispatch:
         pending = self._requests.by_key.pop(key, None) if is_member else None
         if pending is not None:
             mismatch = CollectiveMismatch(why, rank=state.world.rank, op=key[1])
-            pending.put(error=ValueError(why) if kind == say.VALUE else mismatch)
+            pending.put(error=ValueError(why) if kind == messages.VALUE else mismatch)

@@ -1,16 +1,16 @@
 """The progress loop, and which thread runs it: **the thread that waits drives.**
 
-Coordinating (on rank 0), reading the coordinator's log and carrying operations out is one loop, and
-one thread at a time runs it, the one that holds the turn:
+Coordinating (on rank 0), reading the coordinator's log and running operations is one loop. One
+thread at a time runs it, namely the thread that holds the lock `_turn`:
 
     a caller that waits for a result    if there is one
-    the engine's own thread             else; it sleeps while there is nothing to do
+    the engine's own thread             otherwise; it sleeps while there is no work
 
-So a synchronous operation needs no other thread, and an operation that no caller waits for is done
-all the same. A second caller that comes to wait sleeps until its result is there, or until the
-first one leaves and the second is to drive.
+So a synchronous operation needs no other thread, and an operation that no caller waits for runs
+all the same. A second caller that starts to wait sleeps until its result is available, or until
+the first caller leaves and the second must drive.
 
-From time to time the driver also looks for lost ranks and for operations that wait too long.
+At intervals the driver also checks for lost ranks and for operations that wait too long.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ from allstep.engine.state import EngineState
 from allstep.engine.stop import Stop
 from allstep.errors import PeerLost
 
-# Seconds: the longest sleep. A missed wake-up is a delay of this length and no more.
+# Seconds: the longest sleep, and so the delay after a missed wake-up.
 _NAP = 0.05
 _DONE = Handle(0)
 
 
 class Driver:
-    """Runs the loop in the callers' threads and in a thread of its own.
+    """Runs the progress loop in the callers' threads and in a thread of its own.
 
-    coordinator: on rank 0, None elsewhere.
+    `coordinator`: the coordinator on rank 0, None elsewhere.
     """
 
     def __init__(
@@ -58,11 +58,12 @@ class Driver:
         settings: Settings,
     ) -> None:
         self._state, self._requests, self._board, self._settings = state, requests, board, settings
-        self._obey, self._stop, self._notices = dispatch.obey, stop, notices
+        self._execute, self._stop, self._notices = dispatch.execute, stop, notices
         self._coordinator = coordinator
-        self._turn = threading.Lock()  # held by the thread that drives
+        # Held by the thread that drives.
+        self._turn = threading.Lock()
         self._sleepers: deque[Sleeper] = deque()
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name="allstep-engine", daemon=True)
 
@@ -73,7 +74,7 @@ class Driver:
     # In the thread of a caller
 
     def wait(self, handle: Handle) -> None:
-        """Drive, or sleep while another thread drives, until a handle is done."""
+        """Drive, or sleep while another thread drives, until `handle` is done."""
         while not handle.is_done:
             if self._turn.acquire(blocking=False):
                 self._drive(handle)
@@ -91,7 +92,7 @@ class Driver:
             self._sleepers.remove(sleeper)
 
     def _drive(self, handle: Handle, until: float = math.inf) -> None:
-        """Run the loop until a handle is done or the clock shows `until`; give back the turn."""
+        """Run the loop until `handle` is done or the clock reaches `until`; release the turn."""
         board = self._board
         try:
             board.attend()
@@ -99,62 +100,65 @@ class Driver:
             while not handle.is_done and time.monotonic() < until:
                 board.wait(_NAP)
                 self._progress()
-                self._look_after()
+                self._check_health()
         finally:
             board.leave()
             self._turn.release()
-            self._call_next()
+            self._wake_next()
 
-    def _call_next(self) -> None:
-        """Wake one thread that waits for the turn, which is free."""
+    def _wake_next(self) -> None:
+        """Wake one thread that waits for the turn. Call it after releasing the turn."""
         if self._sleepers:
-            with contextlib.suppress(IndexError):  # it may have left
+            # The thread may have left meanwhile.
+            with contextlib.suppress(IndexError):
                 self._sleepers.popleft().wake()
 
     # In the engine's thread
 
     def _serve(self) -> None:
+        """Run the loop while no caller does, until `close`."""
         if self._settings.core is not None:
-            os.sched_setaffinity(0, [self._settings.core])  # 0 is this thread
+            # 0 is this thread.
+            os.sched_setaffinity(0, [self._settings.core])
         while not self._is_closed:
             self._board.sleep(_NAP)
-            self._run_errands()
-            self._stop.let_go()
+            self._run_callbacks()
+            self._stop.abort_groups()
             if not self._is_closed and self._turn.acquire(blocking=False):
                 try:
-                    # An error has ended the engine, and every caller that waits gets it.
+                    # The error has stopped the engine and is raised in every waiting caller.
                     with contextlib.suppress(Exception):
                         self._progress()
-                        self._look_after()
+                        self._check_health()
                 finally:
                     self._turn.release()
-                    self._call_next()
+                    self._wake_next()
 
-    def _run_errands(self) -> None:
+    def _run_callbacks(self) -> None:
         try:
             if self._requests.end is None:
-                self._notices.run_errands()
+                self._notices.run_callbacks()
         except BaseException as error:
             self._stop.fail(error)
 
     # The loop
 
     def _progress(self) -> None:
-        """Do all there is to do now. After the end: discard what still comes."""
+        """Process all messages that are available. After the end, discard them."""
         board, requests = self._board, self._requests
         try:
             board.look()
             if self._coordinator is not None:
                 self._coordinate(self._coordinator, board)
-            for message in board.told():
+            for message in board.published():
                 if requests.end is None:
-                    self._obey(unpack(message))
+                    self._execute(unpack(message))
         except BaseException as error:
             self._stop.fail(error)
             raise
 
     def _coordinate(self, coordinator: Coordinator, board: Board) -> None:
-        """Pass the ranks' posts to the coordinator and its answers to all ranks. On rank 0."""
+        """On rank 0: pass the ranks' posts to the coordinator and its answers to all ranks."""
         for rank, message in board.posts():
             fields = unpack(message)
             if fields[0] == ASK:
@@ -164,32 +168,37 @@ class Driver:
         answers = coordinator.answers()
         if answers:
             self._state.hooks.answered()
-            board.tell([pack(answer) for answer in answers])
+            board.publish([pack(answer) for answer in answers])
 
-    def _look_after(self) -> None:
-        """Look for lost ranks and for operations that wait too long; at most every `_NAP` / 2."""
+    def _check_health(self) -> None:
+        """Check for lost ranks and for operations that wait too long.
+
+        A no-op if the last check was less than `_NAP` / 2 seconds ago.
+        """
         now = time.monotonic()
         requests = self._requests
-        if now - self._looked_at < _NAP / 2 or requests.end is not None:
+        if now - self._checked_at < _NAP / 2 or requests.end is not None:
             return
-        self._looked_at = now
-        self._state.hooks.now_and_then()
-        # Flags of processes are read while an operation waits here or, on rank 0, anywhere.
+        self._checked_at = now
+        self._state.hooks.tick()
+        # Process states are read only while an operation waits here or, on rank 0, anywhere.
         waits = bool(requests.by_key) or (
             self._coordinator is not None and self._coordinator.is_waiting
         )
         lost = self._board.lost(waits)
         if lost is not None:
-            self._progress()  # the rank may have sent the reason
+            # The rank may have sent the reason.
+            self._progress()
             if requests.end is None:
                 rank = self._state.world.rank
                 self._stop.fail(
-                    PeerLost(f"rank {lost} is gone (its process ended)", rank=rank, peer=lost)
+                    PeerLost(f"lost rank {lost} (process exited)", rank=rank, peer=lost)
                 )
         if self._coordinator is not None and requests.end is None:
-            self._look_for_stalls(self._coordinator)
+            self._check_stalls(self._coordinator)
 
-    def _look_for_stalls(self, coordinator: Coordinator) -> None:
+    def _check_stalls(self, coordinator: Coordinator) -> None:
+        """Report stalled operations on standard error, and stop after a timeout."""
         settings = self._settings
         coordinator.expire(settings.timeout)
         if settings.stall:
@@ -205,27 +214,28 @@ class Driver:
     # The end
 
     def drive_to_end(self, handle: Handle, until: float) -> None:
-        """Drive until the engine has stopped or the clock shows `until`.
+        """Drive until the engine has stopped or the clock reaches `until`.
 
-        handle: of the request to stop.
+        `handle`: the handle of the request to stop.
         """
         while time.monotonic() < until:
             if self._turn.acquire(timeout=_NAP):
-                with contextlib.suppress(Exception):  # it has ended the engine
+                # The error has stopped the engine.
+                with contextlib.suppress(Exception):
                     self._drive(handle if self._requests.end is None else _DONE, until)
                 if self._requests.end is not None:
                     break
 
     def close(self) -> None:
-        """End the engine's thread. A thread that is in an operation gets 1 s: see `join`."""
+        """End the engine's thread. Wait at most 1 s if it is in an operation; see `join`."""
         self._is_closed = True
         self._board.wake()
         self.join(1.0)
 
     def join(self, seconds: float) -> None:
-        """Wait for the engine's thread to end, at most so long."""
+        """Wait at most `seconds` until the engine's thread has ended."""
         self._thread.join(timeout=seconds)
 
     def forked(self) -> None:
-        """Make a new lock in a child process: the thread that held the turn is not in it."""
+        """Replace the lock in a forked child, which lacks the thread that held it."""
         self._turn = threading.Lock()

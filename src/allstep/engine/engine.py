@@ -1,15 +1,15 @@
 """The engine of one process, as callers see it: requests in, results out.
 
 A request gets a handle and is posted to the coordinator (rank 0's engine). When all ranks have
-posted theirs, the coordinator's log says so, and each rank carries the operation out when it reads
-that in the log:
+posted theirs, the coordinator adds the operation to its log, and each rank runs the operation when
+it reads that entry:
 
-    pending     requests and handles: from the request to its result
+    pending     requests and handles, from the request to its result
     driver      the progress loop: the thread that waits for a result drives
-    dispatch    does what the coordinator's log says
-    stop        the end, of all ranks together: by shutdown, by an error or because a rank is lost
+    dispatch    executes the messages of the coordinator's log
+    stop        stops the engines of all ranks: after shutdown, an error or the loss of a rank
 
-`shutdown` frees everything, and a new engine may be started.
+`shutdown` frees everything; a new engine may then be started.
 """
 
 import os
@@ -39,14 +39,16 @@ from allstep.engine.state import EngineState
 from allstep.engine.stop import SHUT_DOWN, Stop, shut_down_by
 from allstep.errors import CommError
 
-_LAST_SECONDS = 5.0  # for a shutdown to reach all ranks
+# The time for a shutdown to reach all ranks.
+_LAST_SECONDS = 5.0
 
 
 class Engine:
-    """Runs named asynchronous operations on this rank. Made by `start`.
+    """Runs named asynchronous operations on this rank; `start` creates it.
 
-    process_sets: the ranks of each set by its number; 0 is the world. is_dynamic: whether sets may
-    be added and removed. is_closed: whether it has been shut down. on_close: called after that.
+    `process_sets`: the ranks of each set by its number; 0 is the world. `is_dynamic`: whether sets
+    may be added and removed. `is_closed`: whether the engine has been shut down. `on_close`: called
+    after the shutdown.
     """
 
     def __init__(
@@ -88,16 +90,19 @@ class Engine:
         self._pid = os.getpid()
 
     def autotune(self) -> None:
-        """Tune the fusion threshold if the environment asks for it. Called before `begin`.
+        """Tune the fusion threshold if the environment requests it. Call it before `begin`.
 
-        Raises ConfigError when the environment asks for what is not possible.
+        Raise ConfigError for an invalid environment variable.
         """
         self._dispatch.autotune = autotune = read_autotune(self.world.rank, self._settings.fusion)
         if autotune is not None and self._coordinator is not None:
             self._coordinator.fusion = autotune.fusion
 
     def begin(self) -> None:
-        """Start to work. Until then requests stay on the board: hooks set before miss nothing."""
+        """Start to process requests.
+
+        Requests wait on the board until then, so early hooks see them all.
+        """
         self._driver.begin()
 
     @property
@@ -111,22 +116,22 @@ class Engine:
 
     @property
     def hosts(self) -> list[str]:
-        """The host of each rank, by a name that no other host has."""
+        """The host of each rank, under a name that is unique to the host."""
         return self._joined.nodes
 
     @property
     def handles(self) -> Mapping[int, Handle]:
-        """The handles that have not been synchronized."""
+        """The handles that have not been synchronized, by number."""
         return self._requests.handles
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it has ended: by us, by a peer's shutdown, or because one is lost."""
+        """Whether the engine has stopped: by this rank, by a peer, or after losing a rank."""
         return self._requests.end is not None
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a child of the rank, which alone can use the engine."""
+        """Whether this process is a forked child of the rank; a child cannot use the engine."""
         return os.getpid() != self._pid
 
     # Requests and results
@@ -136,7 +141,7 @@ class Engine:
         return self._requests.submit([request], is_group=False)
 
     def enqueue_group(self, requests: Sequence[Request]) -> int:
-        """Request several at once: they become ready together, and have one handle."""
+        """Request several operations at once: they become ready together and share one handle."""
         if len({request.tensor.device for request in requests if request.tensor is not None}) > 1:
             raise CommError("tensors of a group must be on same device", op="enqueue_group")
         return self._requests.submit(list(requests), is_group=True)
@@ -144,22 +149,23 @@ class Engine:
     def perform(self, request: Request) -> Any:
         """Request an operation and wait for its result.
 
-        Quicker than `enqueue` and `synchronize`, since no thread is woken.
+        Faster than `enqueue` and `synchronize`, since no thread is woken.
         """
         return self.synchronize(self._requests.submit([request], is_group=False, driving=True))
 
     def poll(self, handle: int) -> bool:
-        """Whether an operation is over, done or failed."""
+        """Return whether an operation has finished, with a result or an error."""
         found = self._requests.handles.get(handle)
         if found is None:
             raise ValueError(f"handle {handle} was not created or has been cleared")
         is_done = found.is_done
         if not is_done:
-            os.sched_yield()  # lets the thread have the interpreter
+            # Give the engine's thread a chance to run.
+            os.sched_yield()
         return is_done
 
     def synchronize(self, handle: int) -> Any:
-        """Wait for the result and forget the handle. None for a handle that is not known."""
+        """Wait for the result and release the handle. Return None for an unknown handle."""
         found = self._requests.handles.get(handle)
         if found is None:
             return None
@@ -173,9 +179,10 @@ class Engine:
     # Process sets
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
-        """Add a set and return its number.
+        """Add a process set and return its number.
 
-        All ranks of the world call it in the same order, members or not.
+        All ranks of the world call it in the same order, members or not. `ranks`: the members;
+        empty means all ranks.
         """
         self._check_dynamic()
         wanted = tuple(sorted(ranks)) or tuple(range(self.world.size))
@@ -184,7 +191,7 @@ class Engine:
         return number
 
     def remove_process_set(self, number: int) -> bool:
-        """Remove a set. Return False if there is no such set, or if it is the world.
+        """Remove a process set. Return False if there is no such set, or if it is the world.
 
         All ranks of the world call it in the same order.
         """
@@ -204,11 +211,11 @@ class Engine:
             raise ValueError(f"process sets cannot be changed: {self._requests.end}")
 
     def group(self, purpose: str, process_set: int) -> AllstepGroup:
-        """Make or find a process group of a set's members, one per purpose, not the engine's own.
+        """Return the process group of a set for one purpose, apart from the engine's own group.
 
-        All members call it together. A rank may come late to the first use, and is waited for as in
-        any operation; only then do the ranks connect, for which there is less time. A rank that has
-        joined comes when the others are already there.
+        All members call it together. Before the first use, late ranks are waited for as in any
+        operation; only then do the ranks connect, with a shorter timeout. A rank that has joined
+        skips that wait, since the other ranks have already arrived.
         """
         if not self._executor.has_group(purpose, process_set) and not self._state.has_joined:
             self.perform(
@@ -227,10 +234,10 @@ class Engine:
         self._notices.begin(key, number)
 
     def on_notice(self, key: str, callback: Callable[[int], None]) -> None:
-        """Call back with the number of each step of `key` that others begin after this rank joined.
+        """Set the callback for steps of `key` that other ranks begin after this rank has joined.
 
-        Once each, in order. The callback runs on the engine's thread, while the caller of join
-        drives: it may wait for the other ranks.
+        It is called with the number of each step, once each, in order. It runs on the engine's
+        thread, while the caller of join drives: it may wait for the other ranks.
         """
         self._notices.callbacks[key] = callback
 
@@ -241,7 +248,7 @@ class Engine:
         if self.is_closed or self.is_forked:
             return
         self._end_driving()
-        # Also aborts the operation of our thread when that still waits for a rank that hangs.
+        # Also aborts an operation in which the engine's thread still waits for a rank that hangs.
         self._executor.close()
         self._driver.join(_LAST_SECONDS)
         self._board.close()
@@ -250,15 +257,15 @@ class Engine:
         self._on_close()
 
     def leave_at_exit(self) -> None:
-        """Stop the engines of all ranks at exit, and let the kernel free the rest."""
+        """Stop the engines of all ranks at exit; the kernel frees the rest."""
         if self.is_closed:
             return
         if not self.is_forked:
             self._end_driving()
-        leave_alone([self._joined.meeting.store, *self._executor.groups])
+        leave_alone([self._joined.rendezvous.store, *self._executor.groups])
 
     def _end_driving(self) -> None:
-        """Stop all ranks, drive until this one has stopped or it takes too long, end the thread."""
+        """Stop all ranks, drive until this rank has stopped or for 5 s, and end the thread."""
         until = time.monotonic() + _LAST_SECONDS
         self._driver.drive_to_end(self._requests.submit_stop(shut_down_by(self.world.rank)), until)
         self._stop.stop(EngineStopped(f"{SHUT_DOWN} by this rank", rank=self.world.rank))
@@ -266,7 +273,7 @@ class Engine:
         self._driver.close()
 
     def forked(self) -> None:
-        """Make this copy unusable, in a child process: only its rank and sets can still be read."""
+        """Make this copy unusable in a forked child: only its rank and sets can still be read."""
         self._driver.forked()
         self._requests.forked(
             EngineStopped(
@@ -276,7 +283,7 @@ class Engine:
 
 
 def check_ranks(ranks: Sequence[int], size: int) -> None:
-    """Raise ValueError for ranks that cannot be a process set."""
+    """Raise ValueError for ranks that cannot form a process set."""
     wrong = [rank for rank in ranks if not 0 <= rank < size]
     if wrong:
         raise ValueError(

@@ -1,15 +1,15 @@
-"""Carries out what the coordinator says: the arithmetic of the operations, on one group of backend
+"""Runs the operations that the coordinator answers: their arithmetic, on one group of backend
 "allstep" per process set.
 
-    result = postscale * reduce(prescale * tensor)          Average is Sum with postscale / number
-    of ranks
+    result = postscale * reduce(prescale * tensor)
+    Average is Sum with postscale divided by the number of ranks
 
-Scaling follows Horovod: integers are multiplied in float64 and cut off towards zero, half precision
-in float32 and rounded once, a factor of 1 is no pass at all. Several reductions that came as one
-answer are packed into one buffer, reduced there and unpacked.
+Scaling follows Horovod: integers are multiplied in float64 and truncated towards zero, half
+precision is multiplied in float32 and rounded once, and a factor of 1 costs no pass over the data.
+Several reductions of one answer are packed into one buffer, reduced there and unpacked.
 
-Tensors are read and written through `.data`: autograd neither sees it nor counts it as a change, as
-with Horovod.
+Tensors are read and written through `.data`: as with Horovod, autograd neither records the access
+nor counts it as a change.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ from allstep.comm.health.failure import Failure
 from allstep.engine.adasum import combine
 from allstep.engine.hooks import Hooks
 from allstep.engine.mismatch import rows_of
-from allstep.engine.request import Ask, Kind, Op, Request, numbers
+from allstep.engine.request import Kind, Op, Request, RequestSpec, numbers
 
 _REDUCTIONS = {
     Op.AVERAGE: dist.ReduceOp.SUM,
@@ -48,7 +48,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _waited(options: Any, **values: Any) -> Any:
-    """Options of a collective that is over when the call returns."""
+    """Return the options for a collective that has finished when the call returns."""
     options.asyncOp = False
     for name, value in values.items():
         setattr(options, name, value)
@@ -62,9 +62,11 @@ _ALL_TO_ALL = _waited(AllToAllOptions())
 
 
 class Executor:
-    """The groups of the sets that this rank belongs to, and the operations on them.
+    """The process groups of the sets that this rank belongs to, and the operations on them.
 
-    store: for making the groups. start, timeout: seconds for connecting, and for an operation.
+    `store`: the store through which the groups are formed. `start`: seconds for connecting.
+    `timeout`: seconds for one operation. `device_of_zeros`: the GPU on which a rank that has joined
+    allocates zeros when the tensors of the other ranks are on a GPU; -1 for the default GPU.
     """
 
     def __init__(self, store: Store, rank: int, start: float, timeout: float) -> None:
@@ -72,23 +74,23 @@ class Executor:
         self._rank = rank
         self._start, self._timeout = start, timeout
         self._groups: dict[int, AllstepGroup] = {}
-        self._further: dict[tuple[str, int], AllstepGroup] = {}
+        self._extra_groups: dict[tuple[str, int], AllstepGroup] = {}
         self._ranks: dict[int, tuple[int, ...]] = {}
         self._num_made = 0
-        self._places: dict[
-            int, str
-        ] = {}  # of each set, in the store: numbers of sets are used again, places are not
-        self.device_of_zeros = (
-            -1
-        )  # where a rank that has joined makes them, when the others' tensors are on a GPU
+        # The store prefix of each set. Set numbers are used again, prefixes are not.
+        self._prefixes: dict[int, str] = {}
+        self.device_of_zeros = -1
 
     # Groups
 
     def add_set(self, number: int, ranks: tuple[int, ...]) -> None:
-        """Called on all ranks in the same order; those of the set connect to each other."""
+        """Add a process set; its members connect to each other.
+
+        All ranks call it in the same order.
+        """
         self._num_made += 1
         self._ranks[number] = ranks
-        self._places[number] = place = f"set/{self._num_made}"
+        self._prefixes[number] = place = f"set/{self._num_made}"
         if self._rank in ranks:
             self._groups[number] = self._make(
                 f"{place}/engine", f"allstep engine, set {number}", ranks
@@ -99,33 +101,41 @@ class Executor:
         return backend.create_apart(store, name, self._rank, ranks, self._start, self._timeout)
 
     def has_group(self, purpose: str, number: int) -> bool:
-        return (purpose, number) in self._further
+        """Return whether `group` has formed the group of this purpose."""
+        return (purpose, number) in self._extra_groups
 
     def group(self, purpose: str, number: int) -> AllstepGroup:
-        """A further group of a set's members, for whoever must not wait for the engine.
+        """Return another group of a set's members, for use without waiting for the engine.
 
-        The members ask for it together.
+        All members call it together for the first use.
         """
         key = (purpose, number)
-        if key not in self._further:
-            place, name = f"{self._places[number]}/{purpose}", f"allstep {purpose}, set {number}"
-            self._further[key] = self._make(place, name, self._ranks[number])
-        return self._further[key]
+        if key not in self._extra_groups:
+            place, name = f"{self._prefixes[number]}/{purpose}", f"allstep {purpose}, set {number}"
+            self._extra_groups[key] = self._make(place, name, self._ranks[number])
+        return self._extra_groups[key]
 
     def remove_set(self, number: int) -> None:
+        """Close the groups of a process set."""
         del self._ranks[number]
-        gone = [self._groups.pop(number, None)]
-        gone += [self._further.pop(key) for key in list(self._further) if key[1] == number]
-        for group in gone:
+        removed = [self._groups.pop(number, None)]
+        removed += [
+            self._extra_groups.pop(key) for key in list(self._extra_groups) if key[1] == number
+        ]
+        for group in removed:
             if group is not None:
                 group.shutdown()
 
     def close(self) -> None:
+        """Close all groups."""
         for number in list(self._ranks):
             self.remove_set(number)
 
-    def abandon(self, reason: str, peer: int | None) -> None:
-        """This rank takes part no more: end whatever other ranks wait for on our groups."""
+    def abort(self, reason: str, peer: int | None) -> None:
+        """Abort our groups, so that other ranks stop waiting for this one.
+
+        `peer`: the lost rank that caused it, if any.
+        """
         for group in self.groups:
             group.guard.fail(
                 Failure("CommError" if peer is None else "PeerLost", reason, peer, self._rank)
@@ -133,47 +143,50 @@ class Executor:
 
     @property
     def groups(self) -> list[AllstepGroup]:
-        return [*self._groups.values(), *self._further.values()]
+        """All groups of this rank."""
+        return [*self._groups.values(), *self._extra_groups.values()]
 
     # Operations
 
     def run(
         self,
-        asks: Sequence[Ask],
+        specs: Sequence[RequestSpec],
         more: Sequence[bytes],
         requests: Sequence[Request | None],
         hooks: Hooks,
     ) -> list[Any]:
-        """The results, one for each ask.
+        """Run one answer of the coordinator and return the results, one per operation.
 
-        A request that is None: this rank has joined and gives zeros.
+        `more`: further data of each operation (see `mismatch.Verdict`). A request is None if this
+        rank has joined: it contributes zeros.
         """
-        first = asks[0]
+        first = specs[0]
         group = self._groups[first.process_set]
         wanted = [
-            request or _zeros(ask, self.device_of_zeros)
-            for ask, request in zip(asks, requests, strict=True)
+            request or _zeros(spec, self.device_of_zeros)
+            for spec, request in zip(specs, requests, strict=True)
         ]
         with torch.no_grad():
-            if len(asks) > 1 and first.kind is Kind.ALLREDUCE:
-                results = _fused_all_reduce(group, wanted, partial(hooks.activity, asks))
+            if len(specs) > 1 and first.kind is Kind.ALLREDUCE:
+                results = _fused_all_reduce(group, wanted, partial(hooks.activity, specs))
             else:
-                hooks.activity(asks, first.kind.name)
+                hooks.activity(specs, first.kind.name)
                 results = [
-                    _OPERATIONS[first.kind](group, request, ask, each)
-                    for request, ask, each in zip(wanted, asks, more, strict=True)
+                    _OPERATIONS[first.kind](group, request, spec, each)
+                    for request, spec, each in zip(wanted, specs, more, strict=True)
                 ]
         if first.device == "cuda":
             torch.cuda.current_stream().synchronize()
         return results
 
 
-def _zeros(ask: Ask, number: int) -> Request:
+def _zeros(spec: RequestSpec, number: int) -> Request:
+    """Return the request of a rank that has joined: it contributes zeros."""
     device = (
-        "cpu" if ask.device == "cpu" else f"{ask.device}:{number}" if number >= 0 else ask.device
+        "cpu" if spec.device == "cpu" else f"{spec.device}:{number}" if number >= 0 else spec.device
     )
-    tensor = torch.zeros(ask.shape, dtype=getattr(torch, ask.dtype), device=device)
-    return Request(ask.kind, ask.name, tensor, tensor, ask.op, ask.prescale, ask.postscale)
+    tensor = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+    return Request(spec.kind, spec.name, tensor, tensor, spec.op, spec.prescale, spec.postscale)
 
 
 def _given(request: Request) -> Tensor:
@@ -182,14 +195,14 @@ def _given(request: Request) -> Tensor:
 
 
 def _target(request: Request) -> Tensor:
-    """Where the result goes."""
+    """Return the tensor for the result."""
     if request.output is not None:
         return request.output.data
     return torch.empty_like(_given(request), memory_format=torch.contiguous_format)
 
 
 def scale(tensor: Tensor, factor: float) -> Tensor:
-    """The tensor times a factor, in its own dtype. In place where that is the same."""
+    """Multiply a tensor by a factor in its own dtype, in place; return it."""
     if factor == 1.0:
         return tensor
     if tensor.dtype in _HALVES:
@@ -203,7 +216,7 @@ def _factor_after(request: Request, size: int) -> float:
     return request.postscale / size if request.op is Op.AVERAGE else request.postscale
 
 
-def _all_reduce(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+def _all_reduce(group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes) -> Tensor:
     given, target = _given(request), _target(request)
     work = (
         target
@@ -221,7 +234,7 @@ def _all_reduce(group: AllstepGroup, request: Request, ask: Ask, more: bytes) ->
 def _fused_all_reduce(
     group: AllstepGroup, requests: Sequence[Request], activity: Callable[[str], None]
 ) -> list[Tensor]:
-    """All of one dtype, device, reduction and factors."""
+    """Reduce tensors of one dtype, device, reduction and scale factors in one buffer."""
     activity("MEMCPY_IN_FUSION_BUFFER")
     flat = torch.cat([_given(request).reshape(-1) for request in requests])
     activity(Kind.ALLREDUCE.name)
@@ -243,10 +256,10 @@ def _reduce(group: AllstepGroup, tensor: Tensor, request: Request) -> None:
     scale(tensor, _factor_after(request, group._size))
 
 
-def _all_gather(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
-    """more: how many rows each rank gives.
+def _all_gather(group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes) -> Tensor:
+    """Gather rows of all ranks. `more`: the number of rows of each rank.
 
-    A rank without rows has nothing to say, and equal ones go in one step.
+    Equal numbers of rows take one collective; ranks without rows do not send.
     """
     rows = numbers(more.decode())
     given = _given(request).contiguous()
@@ -266,8 +279,9 @@ def _all_gather(group: AllstepGroup, request: Request, ask: Ask, more: bytes) ->
     return output
 
 
-def _broadcast(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
-    root = group.guard.names.index(ask.root)  # of the world
+def _broadcast(group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes) -> Tensor:
+    # `spec.root` is a rank of the world.
+    root = group.guard.names.index(spec.root)
     given, target = _given(request), _target(request)
     if group._rank == root and target.data_ptr() != given.data_ptr():
         target.copy_(given)
@@ -280,9 +294,10 @@ def _broadcast(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> 
 
 
 def _all_to_all(
-    group: AllstepGroup, request: Request, ask: Ask, more: bytes
+    group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes
 ) -> tuple[Tensor, Tensor]:
-    splits = rows_of(more)  # [i][j]: rows that rank i sends to rank j
+    # [i][j]: rows that rank i sends to rank j.
+    splits = rows_of(more)
     outgoing, incoming = list(splits[group._rank]), [each[group._rank] for each in splits]
     given = _given(request)[: sum(outgoing)].contiguous()
     output = torch.empty((sum(incoming), *given.shape[1:]), dtype=given.dtype, device=given.device)
@@ -293,8 +308,10 @@ def _all_to_all(
     return output, torch.tensor(incoming, dtype=torch.int32)
 
 
-def _reduce_scatter(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
-    """Rows are dealt out in order; the first ranks get one more where they do not divide evenly."""
+def _reduce_scatter(
+    group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes
+) -> Tensor:
+    """Reduce and distribute the rows in order; the first ranks may get one more row."""
     size, rank = group._size, group._rank
     given = _given(request)
     num_rows = given.shape[0]
@@ -312,7 +329,7 @@ def _reduce_scatter(group: AllstepGroup, request: Request, ask: Ask, more: bytes
     return scale(output, _factor_after(request, size))
 
 
-def _adasum(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+def _adasum(group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes) -> Tensor:
     given, target = _given(request), _target(request)
     work = scale(given.clone(memory_format=torch.contiguous_format), request.prescale)
     if work.numel():
@@ -321,11 +338,11 @@ def _adasum(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Ten
     return request.output if request.output is not None else target
 
 
-def _barrier(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> None:
-    """That all have asked is all there is to it."""
+def _barrier(group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes) -> None:
+    """Return at once: the coordinator answers only after all ranks have requested the barrier."""
 
 
-_OPERATIONS: dict[Kind, Callable[[AllstepGroup, Request, Ask, bytes], Any]] = {
+_OPERATIONS: dict[Kind, Callable[[AllstepGroup, Request, RequestSpec, bytes], Any]] = {
     Kind.ALLREDUCE: _all_reduce,
     Kind.ALLGATHER: _all_gather,
     Kind.BROADCAST: _broadcast,

@@ -1,5 +1,4 @@
-"""What a caller waits for: a handle, for one operation or for several that were handed over
-together."""
+"""Handles, which callers wait for: one per operation, or one per group of operations."""
 
 import contextlib
 import threading
@@ -12,7 +11,7 @@ from allstep.engine.request import Request
 
 
 class Sleeper:
-    """One thread that sleeps until it is woken, once."""
+    """Puts one thread to sleep until another thread wakes it; for one use."""
 
     __slots__ = ("_lock",)
 
@@ -21,18 +20,21 @@ class Sleeper:
         self._lock.acquire()
 
     def sleep(self, seconds: float) -> None:
-        """Until woken, at most so long."""
+        """Sleep until woken, at most `seconds`."""
         self._lock.acquire(timeout=seconds)
 
     def wake(self) -> None:
-        """Twice does no harm."""
+        """Wake the thread; further calls have no effect."""
         with contextlib.suppress(RuntimeError):
             self._lock.release()
 
 
 class Handle:
-    """is_done: all of its operations are over, with results or an error. sleeper: a caller who is
-    to be woken then."""
+    """The results of one operation or of a group.
+
+    `is_done`: all operations have finished, with results or an error. `sleeper`: a caller to wake
+    then.
+    """
 
     __slots__ = ("_left", "error", "is_done", "is_group", "results", "sleeper")
 
@@ -45,7 +47,7 @@ class Handle:
         self._left = num_operations
 
     def put(self, index: int, result: Any = None, error: BaseException | None = None) -> None:
-        """One of them is over."""
+        """Store the result or error of operation `index`; wake the caller after the last one."""
         self.results[index] = result
         self.error = self.error or error
         self._left -= 1
@@ -55,7 +57,10 @@ class Handle:
                 self.sleeper.wake()
 
     def value(self) -> Any:
-        """The result; of a group, a tuple of them. Raises what went wrong."""
+        """Return the result, or a tuple of results for a group.
+
+        Raise the error of a failed operation.
+        """
         if self.error is not None:
             raise self.error
         return tuple(self.results) if self.is_group else self.results[0]
@@ -63,8 +68,10 @@ class Handle:
 
 @dataclass(slots=True)
 class Pending:
-    """An operation between request and result: number `index` of its handle. ready: when the GPU
-    has made its tensor."""
+    """An operation between request and result.
+
+    `index`: its number within its handle. `ready`: the CUDA event after which its tensor is valid.
+    """
 
     request: Request
     handle: Handle
@@ -77,9 +84,11 @@ class Pending:
             self.ready = torch.cuda.current_stream(tensor.device).record_event()
 
     def wait_for_gpu(self) -> Request:
+        """Wait until the GPU has written the tensor; return the request."""
         if self.ready is not None:
             self.ready.synchronize()
         return self.request
 
     def put(self, result: Any = None, error: BaseException | None = None) -> None:
+        """Store the result or error in the handle."""
         self.handle.put(self.index, result, error)

@@ -1,46 +1,45 @@
-"""Where a timeline can listen: what happens to an operation from its request to its result.
+"""The events of an operation from its request to its result, for a timeline.
 
-The engine calls these methods at the moments they name. This class does nothing; whoever wants to
-know derives from it and sets `engine.hooks`. Keys are (process set, full name). What a method does
-holds up the engine, and what it raises ends it.
+The engine calls these methods at the moments that they describe. This class does nothing: a
+listener derives from it and is set as `engine.hooks`. Keys are (process set, full name). A method
+delays the engine while it runs, and an exception in it stops the engine.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from allstep.engine.request import Ask, Key
+from allstep.engine.request import Key, RequestSpec
 
 
 class Hooks:
-    """Does nothing."""
+    """A listener that does nothing."""
 
     def submitted(self, key: Key) -> None:
-        """This rank has asked for an operation."""
+        """Called when this rank has requested an operation."""
 
-    def reported(self, ask: Ask, rank: int) -> None:
-        """On rank 0: a rank's ask has come."""
+    def reported(self, spec: RequestSpec, rank: int) -> None:
+        """Called on rank 0 when the request of a rank has arrived."""
 
     def answered(self) -> None:
-        """On rank 0: the coordinator tells all ranks what to do next."""
+        """Called on rank 0 when the coordinator sends answers to all ranks."""
 
-    def negotiated(self, asks: Sequence[Ask]) -> None:
-        """All ranks have come; these operations are carried out now, as one, by the ranks of their
-        set."""
+    def negotiated(self, specs: Sequence[RequestSpec]) -> None:
+        """Called when all ranks have requested these operations, which then run as one."""
 
     def refused(self, key: Key) -> None:
-        """The ranks of the set do not agree on an operation: it ends with an error on all of them."""
+        """Called when the requests of an operation differ: it ends with an error on all ranks."""
 
-    def begins(self, asks: Sequence[Ask]) -> None:
-        """This rank begins to carry them out."""
+    def begins(self, specs: Sequence[RequestSpec]) -> None:
+        """Called when this rank begins to run these operations."""
 
-    def activity(self, asks: Sequence[Ask], name: str) -> None:
-        """Meanwhile, one thing after the other: packing, moving, unpacking."""
+    def activity(self, specs: Sequence[RequestSpec], name: str) -> None:
+        """Called for each phase of a running operation: packing, communication, unpacking."""
 
-    def ends(self, asks: Sequence[Ask], results: Sequence[Any] | None) -> None:
-        """It has carried them out, and these are the results; None: it failed."""
+    def ends(self, specs: Sequence[RequestSpec], results: Sequence[Any] | None) -> None:
+        """Called when the operations have ended on this rank; `results` is None after a failure."""
 
-    def now_and_then(self) -> None:
-        """Many times a second while the engine waits, for others or for something to do."""
+    def tick(self) -> None:
+        """Called many times a second while the engine waits for other ranks or for requests."""
 
     def stopped(self) -> None:
-        """The engine has stopped."""
+        """Called when the engine has stopped."""

@@ -1,19 +1,23 @@
-"""What ranks and the coordinator say to each other. A message is a list of fields, the first of
-which says what it is.
+"""The messages between ranks and the coordinator. A message is a list of fields; the first field is
+its type.
 
-    from a rank   ask <ask> [<ask> ...]     one operation, or a group
-                  notice <key> <number>     "I begin step `number` of `key`": told to the ranks that
-                  have joined stop <kind> <text> <peer> the engine shall end, with an error of this
-                  kind
-    to all ranks  do <ask> <more> ...       one operation, or several fused ones. more: rows of each
-    rank, splits of each rank
-                  refuse <set> <name> <kind> <text>     mismatch: the ranks differ; value: the
-                  caller is wrong joining                   some rank has joined: who begins a step
-                  gives notice from now on joined <rank>             all ranks have joined, this one
-                  last add <id> <ranks>          a new process set remove <id> notice, stop
-                  as above
+    from a rank     ask <spec> [<spec> ...]      request one operation, or a group
+                    notice <key> <number>        this rank begins step `number` of `key`; forwarded
+                                                 to the ranks that have joined
+                    stop <kind> <text> <peer>    stop all engines, with an error of this kind
 
-What is said again and again is packed and unpacked once.
+    to all ranks    do <spec> <more> ...         run one operation, or several fused ones; `more`
+                                                 is the rows or splits of each rank
+                    refuse <set> <name> <kind> <text>
+                                                 raise an error. Kinds: `mismatch` if the requests
+                                                 of the ranks differ, `value` for a caller's error
+                    joining                      a rank has joined: ranks send notices from now on
+                    joined <rank>                all ranks have joined, this rank last
+                    add <id> <ranks>             add a process set
+                    remove <id>                  remove a process set
+                    notice, stop                 as above
+
+Packing and unpacking are cached, since most messages repeat in every step.
 """
 
 from collections.abc import Sequence
@@ -22,29 +26,25 @@ from functools import lru_cache
 from allstep.wire import frames
 
 ASK, NOTICE, STOP = b"ask", b"notice", b"stop"
-DO, REFUSE, JOINING, JOINED, ADD, REMOVE = (
-    b"do",
-    b"refuse",
-    b"joining",
-    b"joined",
-    b"add",
-    b"remove",
-)
-MISMATCH, VALUE = b"mismatch", b"value"  # kinds of refusals
+DO, REFUSE, JOINING, JOINED = b"do", b"refuse", b"joining", b"joined"
+ADD, REMOVE = b"add", b"remove"
+# Kinds of refusals.
+MISMATCH, VALUE = b"mismatch", b"value"
 
 Fields = Sequence[bytes]
 
-_SHORT = 1024  # bytes; longer ones are not kept
+# Bytes; longer messages are not cached.
+_SHORT = 1024
 _NUM_KEPT = 4096
 
 
 def pack(fields: Fields) -> bytes:
-    """A frame for a board."""
+    """Return the frame of a message, for a board."""
     return _packed(tuple(fields)) if len(fields) <= 4 else frames.pack(fields)
 
 
 def unpack(message: bytes) -> Fields:
-    """What came out of a board."""
+    """Return the fields of a message from a board."""
     return _unpacked(message) if len(message) <= _SHORT else frames.unpack(message)
 
 

@@ -1,12 +1,13 @@
-"""Notices: how a rank that has joined hears of steps that others begin outside the engine.
+"""Notices: inform ranks that have joined of steps that other ranks begin outside the engine.
 
-The optimizer reduces gradients in a group of its own, where all ranks must come. It gives notice of
-each step before it begins (`begin`); a rank that has joined takes part when it hears of a step that
-it has not begun itself (`heard`).
+The optimizer reduces gradients in a group of its own, in which all ranks must participate. It gives
+notice of each step before it begins (`begin`). A rank that has joined participates when it receives
+the notice of a step that it has not begun itself (`receive`).
 
-As long as nobody has joined, a notice goes nowhere: it is only noted how far we are. When somebody
-joins, all ranks are told, post how far they are, and post every notice from then on. Whoever joins
-posts how far he is before he says so. So no step is missed, whichever came first.
+While no rank has joined, a notice is not sent: only the number of the step is recorded. When a rank
+joins, the coordinator informs all ranks; each posts its current steps and from then on every
+notice. The joining rank posts its own steps before its request to join. So no step is missed,
+whichever message arrives first.
 """
 
 import threading
@@ -18,49 +19,53 @@ from allstep.errors import CommError
 
 
 class Notices:
-    """post: to the coordinator. wake: the thread that runs the callbacks."""
+    """The steps of this rank, and the callbacks for steps of other ranks.
+
+    `post`: sends a message to the coordinator. `wake`: wakes the thread that runs the callbacks.
+    """
 
     def __init__(self, post: Callable[[bytes], None], wake: Callable[[], None]) -> None:
         self.callbacks: dict[str, Callable[[int], None]] = {}
         self._post, self._wake = post, wake
         self._lock = threading.Lock()
         self._steps: dict[str, int] = {}
-        self._somebody_joined = False
-        self._errands: deque[tuple[str, int]] = deque()
+        self._any_joined = False
+        self._queued: deque[tuple[str, int]] = deque()
 
     def begin(self, key: str, number: int) -> None:
-        """This rank begins a step."""
+        """Record that this rank begins a step, and send a notice if some rank has joined."""
         with self._lock:
             self._steps[key] = number
-            if self._somebody_joined:
+            if self._any_joined:
                 self._post(_notice(key, number))
 
     def post_all(self) -> None:
-        """How far we are, in everything."""
+        """Post the current step of every key."""
         for key, number in self._steps.items():
             self._post(_notice(key, number))
 
-    def somebody_joined(self, yes: bool) -> None:
+    def set_any_joined(self, yes: bool) -> None:
+        """Set whether some rank has joined; if so, post the current steps."""
         with self._lock:
-            self._somebody_joined = yes
+            self._any_joined = yes
             if yes:
                 self.post_all()
 
-    def heard(self, key: str, number: int) -> None:
-        """We have joined, and others have begun a step, perhaps without us."""
+    def receive(self, key: str, number: int) -> None:
+        """Queue the callback of a step that other ranks have begun; for a rank that has joined."""
         if number > self._steps.get(key, 0):
             self._steps[key] = number
-            self._errands.append((key, number))
+            self._queued.append((key, number))
             self._wake()
 
-    def run_errands(self) -> None:
-        """Take part in the steps that we have heard of, in their order."""
-        while self._errands:
-            key, number = self._errands.popleft()
+    def run_callbacks(self) -> None:
+        """Run the callbacks of the steps in the queue, in order."""
+        while self._queued:
+            key, number = self._queued.popleft()
             if key not in self.callbacks:
                 raise CommError(
-                    f"{key}: others begin step {number}, and this rank has joined without"
-                    " knowing it"
+                    f"{key}: other ranks begin step {number}, but this rank has joined without"
+                    " a callback for it: call on_notice before join"
                 )
             self.callbacks[key](number)
 

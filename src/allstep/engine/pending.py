@@ -1,11 +1,11 @@
-"""The requests of this rank that are not over: from `submit` to the result, each under its handle.
+"""The unfinished requests of this rank, from `submit` to the result, each under its handle.
 
 `submit` checks requests, gives them names and one handle, and posts them to the coordinator. A
-request is then found by its key (process set and name) until `dispatch` takes it out and puts the
-result into its handle; a handle is found by its number until the caller synchronizes it.
+request is then found by its key (process set and name) until `dispatch` removes it and puts the
+result into its handle. A handle is found by its number until the caller synchronizes it.
 
-Once `close` has been called, every pending request ends with the given error, and `submit` raises
-the same error. One lock covers both, so that no request is accepted and then forgotten.
+After `close`, every pending request has ended with the given error, and `submit` raises the same
+error. One lock covers both, so that no request is accepted and then lost.
 """
 
 import threading
@@ -30,21 +30,23 @@ from allstep.engine.state import EngineState
 from allstep.engine.stop_reasons import stop_message
 from allstep.errors import CommError
 
-_STOPPING: Key = (0, "")  # under which a shutdown waits; no operation has this name
+# The key of a pending shutdown; no operation has this name.
+_STOPPING: Key = (0, "")
 
 
 class PendingRequests:
-    """Holds what has been requested and not synchronized.
+    """The requests that have not been synchronized.
 
-    handles: by number. by_key: the operations without a result. end: why the engine has stopped;
-    None while it runs. ended_at: when, on the monotonic clock.
+    `handles`: by number. `by_key`: the operations without a result. `end`: why the engine has
+    stopped; None while it runs. `ended_at`: when it stopped, on the monotonic clock.
     """
 
     def __init__(
         self, state: EngineState, board: Board, executor: Executor, notices: Notices
     ) -> None:
         self._state, self._board, self._executor, self._notices = state, board, executor, notices
-        self._lock = threading.Lock()  # of everything below
+        # Protects everything below.
+        self._lock = threading.Lock()
         self._last_handle = 0
         self.handles: dict[int, Handle] = {}
         self.by_key: dict[Key, Pending] = {}
@@ -52,9 +54,10 @@ class PendingRequests:
         self.ended_at = 0.0
 
     def submit(self, requests: list[Request], is_group: bool, driving: bool = False) -> int:
-        """Post requests to the coordinator and return the number of their handle. Never waits.
+        """Post requests to the coordinator and return the number of their handle. Never wait.
 
-        is_group: the result is a tuple. driving: the caller drives next, so no thread is woken.
+        `is_group`: whether the result is a tuple. `driving`: the caller drives next, so no thread
+        is woken.
         """
         state = self._state
         with self._lock:
@@ -74,7 +77,7 @@ class PendingRequests:
                 if request.kind is Kind.JOIN:
                     state.has_joined = True
                     self._executor.device_of_zeros = request.device
-                    # The coordinator needs our steps before it learns that we have joined.
+                    # The coordinator needs our steps before our request to join.
                     self._notices.post_all()
             if not requests:
                 return number
@@ -115,9 +118,9 @@ class PendingRequests:
     # The end
 
     def check_end(self) -> None:
-        """Raise why the engine has stopped, if it has.
+        """Raise the reason for the stop if the engine has stopped.
 
-        The error is a new one each time, so that none collects the tracebacks of all callers.
+        Each call raises a new error, so that none collects the tracebacks of all callers.
         """
         end = self.end
         if end is not None:
@@ -131,9 +134,9 @@ class PendingRequests:
             )
 
     def submit_stop(self, why: CommError) -> Handle:
-        """Ask the coordinator to stop the engines of all ranks; return what is done when ours has.
+        """Request a stop of all engines; return a handle that is done when ours has stopped.
 
-        Does nothing once the engine has stopped.
+        A no-op if the engine has stopped.
         """
         handle = Handle()
         with self._lock:
@@ -143,11 +146,11 @@ class PendingRequests:
         return handle
 
     def close(self, error: CommError) -> bool:
-        """End all pending and all later requests with an error. False if it was done before."""
+        """End all pending and later requests with an error. Return False if already closed."""
         with self._lock:
             if self.end is not None:
                 return False
-            # The time first: a thread that sees the end without the lock reads the time next.
+            # Set the time first: a thread that sees `end` without the lock reads the time next.
             self.ended_at, self.end = time.monotonic(), error
             pending, self.by_key = self.by_key, {}
         for each in pending.values():
@@ -155,7 +158,7 @@ class PendingRequests:
         return True
 
     def forked(self, error: CommError) -> None:
-        """Drop everything in a child process: the thread that held the lock is not in it."""
+        """Drop all requests in a forked child, which lacks the thread that held the lock."""
         self._lock = threading.Lock()
         self.handles, self.by_key = {}, {}
         self.end = error

@@ -1,13 +1,13 @@
-"""What a rank asks of the engine, and how it is told to the other ranks.
+"""What a rank requests from the engine, and how it is sent to the coordinator.
 
-A `Request` has the tensors. What the other ranks need to know of it is an `Ask`: kind, dtype,
-shape, factors, name. An ask travels as one line of text; a request that is made again is the same
-bytes again, so both sides look the bytes up and parse nothing. For the same reason asks that were
-read from equal bytes are one object, and can be compared with `is`.
+A `Request` holds the tensors. A `RequestSpec` holds the facts that other ranks need: kind, dtype,
+shape, factors, name. A spec is sent as one line of text. A repeated request has the same bytes, so
+both sides look the bytes up in a cache and parse nothing. For the same reason, specs that were read
+from equal bytes are one object and can be compared with `is`.
 
-Names: the full name is `<prefix>.<name>` and is chosen by the caller; a request without one is
-called after its handle, `<prefix>.noname.<handle>`. Operations of the ranks belong together when
-set and name are equal.
+The full name of a request is `<prefix>.<name>` and is chosen by the caller; a request without one
+is named after its handle, `<prefix>.noname.<handle>`. Requests of several ranks with equal process
+set and name form one operation.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,12 @@ from torch import Tensor
 
 from allstep.errors import CommError
 
-Key = tuple[int, str]  # process set and full name: what operations of several ranks are matched by
+# Process set and full name, by which the requests of several ranks are matched.
+Key = tuple[int, str]
 
 
 class Kind(IntEnum):
-    """What a request is for.
-
-    The last two change the process sets and are made by the engine itself.
-    """
+    """The kinds of requests. The engine itself makes the last two, to change the process sets."""
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -41,7 +39,7 @@ class Kind(IntEnum):
 
 
 class Op(IntEnum):
-    """How tensors are reduced, with Horovod's numbers."""
+    """The reductions, with Horovod's numbers."""
 
     AVERAGE = 0
     SUM = 1
@@ -52,20 +50,22 @@ class Op(IntEnum):
 
 
 class DuplicateName(ValueError):
-    """An operation of this name is under way on this rank."""
+    """An operation of this name is in progress on this rank."""
 
 
 class EngineStopped(CommError):
-    """The engine was shut down, here or on another rank."""
+    """The engine was shut down, by this or another rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One operation on this rank.
 
-    tensor: what we give; any layout. output: where the result goes (may be `tensor`); None for a
-    new tensor. root: rank of the world. splits: rows of `tensor` for each rank of the set. device:
-    where a rank that has joined makes its zeros, -1 is the CPU.
+    `tensor`: the input; any layout. `output`: the tensor for the result (may be `tensor`); None for
+    a new tensor. `prescale`, `postscale`: factors before and after the reduction. `root`: the
+    sender of a broadcast, a rank of the world. `splits`: rows of `tensor` for each rank of the set.
+    `process_set`: the number of the set. `device`: the GPU on which a rank that has joined
+    allocates its zeros; -1 is the CPU.
     """
 
     kind: Kind
@@ -82,8 +82,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ask:
-    """What other ranks know of a request. `data` is itself as bytes."""
+class RequestSpec:
+    """The facts about a request that other ranks need. `data` is the encoded spec, in bytes."""
 
     kind: Kind
     dtype: str
@@ -101,6 +101,7 @@ class Ask:
 
     @property
     def key(self) -> Key:
+        """Process set and full name."""
         return self.process_set, self.name
 
 
@@ -119,12 +120,12 @@ _OWN_NAME = {
     Kind.ADD_SET: "process_set.add",
     Kind.REMOVE_SET: "process_set.remove",
 }
-_MOST_ASKS = 10_000
-_asks: dict[bytes, Ask] = {}
+_MAX_SPECS = 10_000
+_specs: dict[bytes, RequestSpec] = {}
 
 
 def full_names(requests: Sequence[Request], handle: int) -> list[str]:
-    """The names under which requests handed over together are matched."""
+    """Return the names of requests that are submitted together."""
     if len(requests) == 1:
         (request,) = requests
         return [
@@ -140,41 +141,42 @@ def full_names(requests: Sequence[Request], handle: int) -> list[str]:
 
 
 def encode(request: Request, name: str) -> bytes:
-    """A request as the others read it. The name comes last, so that it may contain anything."""
+    """Encode a request for other ranks.
+
+    The name is the last field, so it may contain any character.
+    """
     tensor = request.tensor
     if tensor is None:
         dtype, shape, device = "", "", "cpu"
     else:
-        dtype, shape, device = (
-            str(tensor.dtype)[6:],
-            ",".join(map(str, tensor.shape)),
-            tensor.device.type,
-        )
+        dtype, shape = str(tensor.dtype)[6:], ",".join(map(str, tensor.shape))
+        device = tensor.device.type
     splits = ",".join(map(str, request.splits or ()))
+    prescale, postscale = float(request.prescale), float(request.postscale)
     text = (
-        f"{request.kind:d}\t{dtype}\t{shape}\t{request.op:d}\t{float(request.prescale)!r}\t{float(request.postscale)!r}\t"
+        f"{request.kind:d}\t{dtype}\t{shape}\t{request.op:d}\t{prescale!r}\t{postscale!r}\t"
         f"{request.root}\t{splits}\t{request.process_set}\t{device}\t{name}"
     )
     return text.encode()
 
 
-def decode(data: bytes) -> Ask:
-    """The ask in these bytes; the same object for the same bytes."""
-    ask = _asks.get(data)
-    if ask is None:
-        if len(_asks) >= _MOST_ASKS:
-            _asks.clear()
-        ask = _asks[data] = _parse(data)
-    return ask
+def decode(data: bytes) -> RequestSpec:
+    """Decode a spec; equal bytes give the same object."""
+    spec = _specs.get(data)
+    if spec is None:
+        if len(_specs) >= _MAX_SPECS:
+            _specs.clear()
+        spec = _specs[data] = _parse(data)
+    return spec
 
 
-def _parse(data: bytes) -> Ask:
+def _parse(data: bytes) -> RequestSpec:
     kind, dtype, shape, op, prescale, postscale, root, splits, process_set, device, name = (
         data.decode().split("\t", 10)
     )
     dims = numbers(shape)
     itemsize = getattr(torch, dtype).itemsize if dtype else 0
-    return Ask(
+    return RequestSpec(
         Kind(int(kind)),
         dtype,
         dims,
@@ -192,17 +194,16 @@ def _parse(data: bytes) -> Ask:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """`3,4` as (3, 4)."""
+    """Return `3,4` as (3, 4)."""
     return tuple(map(int, text.split(","))) if text else ()
 
 
 def check(request: Request, rank: int, members: Sequence[int]) -> None:
-    """Refuse what can only be a mistake of this rank's own caller: the other ranks need not hear of
-    it."""
+    """Raise an error for a mistake of this rank's caller that does not concern other ranks."""
     tensor, kind = request.tensor, request.kind
     if kind in _PREFIX and (tensor is None or tensor.layout is not torch.strided):
         found = "no tensor" if tensor is None else f"a tensor of layout {tensor.layout}"
-        raise ValueError(f"{kind.name.lower()} needs a dense tensor, and was given {found}")
+        raise ValueError(f"{kind.name.lower()} needs a dense tensor, found {found}")
     if len(request.name) > _LONGEST_NAME:
         raise ValueError(
             f"{kind.name.lower()}: a name of {len(request.name):,} characters, expected at most"
@@ -244,7 +245,7 @@ def check(request: Request, rank: int, members: Sequence[int]) -> None:
 def _check_scatter(request: Request) -> None:
     assert request.tensor is not None
     if request.tensor.dim() == 0:
-        raise ValueError("reducescatter does not support scalar tensors: it deals out rows")
+        raise ValueError("reducescatter does not support scalar tensors: it distributes rows")
     if request.op not in (Op.AVERAGE, Op.SUM):
         raise CommError(
             f"reducescatter only supports AVERAGE and SUM, not {request.op.name}",
@@ -254,7 +255,8 @@ def _check_scatter(request: Request) -> None:
 
 def _check_splits(tensor: Tensor, splits: tuple[int, ...] | None, size: int) -> None:
     if tensor.dim() == 0:
-        return  # refused by all ranks together
+        # All ranks refuse it together, see `mismatch`.
+        return
     num_rows = tensor.shape[0]
     if not splits:
         if num_rows % size:
@@ -270,7 +272,7 @@ def _check_splits(tensor: Tensor, splits: tuple[int, ...] | None, size: int) -> 
 
 
 def _check_arithmetic(kind: Kind, op: Op, dtype: torch.dtype, size: int) -> None:
-    """What torch cannot compute would otherwise stop the engine on all ranks."""
+    """Raise ValueError for arithmetic that torch lacks; otherwise it would stop all engines."""
     if dtype.is_complex and op in (Op.MIN, Op.MAX):
         raise ValueError(
             f"{kind.name.lower()}: complex numbers have no order, so {op.name} is not supported"

@@ -1,4 +1,4 @@
-"""What the engine can be told by the environment, read once at its start."""
+"""The engine's settings from the environment, read once at its start."""
 
 import os
 import sys
@@ -11,12 +11,13 @@ from allstep.limits import Limits
 
 @dataclass(frozen=True)
 class Settings:
-    """Seconds, bytes and yes or no.
+    """The settings of an engine.
 
-    fusion: operations are fused up to so many bytes. stall: after so long missing ranks are
-    reported, 0 is never; stall_stop: after so long everything stops, 0 is never. timeout: an
-    operation that waits so long is an error. dynamic: whether sets may change. core: where the
-    engine's thread runs; None is anywhere.
+    `fusion`: maximum bytes of fused operations. `fuse_groups`: whether operations of different
+    groups may be fused. `stall`: seconds after which missing ranks are reported; 0 is never.
+    `stall_stop`: seconds after which a stall stops all engines; 0 is never. `timeout`: seconds
+    after which a waiting operation is an error. `dynamic`: whether process sets may change. `core`:
+    the core of the engine's thread; None for any.
     """
 
     fusion: int
@@ -31,7 +32,7 @@ class Settings:
 def read_settings(
     limits: Limits, local_rank: int, dynamic: bool, env: Mapping[str, str] | None = None
 ) -> Settings:
-    """The settings of this process."""
+    """Return the settings of this process; raise ConfigError for an invalid variable."""
     env = os.environ if env is None else env
     stop = number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0, env)
     if 0 < stop < limits.stall and local_rank == 0:
@@ -53,7 +54,10 @@ def read_settings(
 
 
 def _core(local_rank: int, env: Mapping[str, str]) -> int | None:
-    """HOROVOD_THREAD_AFFINITY: a core for each rank of the host, divided by commas."""
+    """Return the core for the engine's thread from HOROVOD_THREAD_AFFINITY, or None.
+
+    The variable lists one core for each rank of the host, separated by commas.
+    """
     text = env.get("HOROVOD_THREAD_AFFINITY", "")
     cores = [part.strip() for part in text.split(",") if part.strip()]
     if not cores:
@@ -67,12 +71,12 @@ def _core(local_rank: int, env: Mapping[str, str]) -> int | None:
 
 
 def number(name: str, default: float, env: Mapping[str, str]) -> float:
-    """A variable that is a number from 0."""
+    """Return an environment variable that is a number of at least 0."""
     text = env.get(name) or str(default)
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not value >= 0:
-        raise ConfigError(f"{name}={text!r} is not a number from 0")
+        raise ConfigError(f"{name}={text!r} is not a number of at least 0")
     return value

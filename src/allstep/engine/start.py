@@ -1,4 +1,4 @@
-"""The engine of this process: started with the first `init`, closed with `shutdown` or at exit."""
+"""The engine of this process: started by the first `init`, closed by `shutdown` or at exit."""
 
 import atexit
 import json
@@ -25,21 +25,21 @@ from allstep.errors import CommError
 
 
 class _EngineState:
-    """The engine of this process, if one runs."""
+    """Holds the engine of this process, if one runs."""
 
     def __init__(self) -> None:
         self.engine: Engine | None = None
         self._is_registered = False
 
     def register(self) -> None:
-        """A script need not call `shutdown`, and may fork."""
+        """Close the engine at exit if `shutdown` is not called; disable it in forked children."""
         if not self._is_registered:
             atexit.register(self._at_exit)
             os.register_at_fork(after_in_child=self._forked)
             self._is_registered = True
 
     def forget(self) -> None:
-        """The engine is closed: keep neither its memory nor its connections."""
+        """Drop the closed engine, so that its memory and connections are freed."""
         self.engine = None
 
     def _at_exit(self) -> None:
@@ -55,8 +55,10 @@ _process = _EngineState()
 
 
 def current() -> Engine | None:
-    """The engine of this process, from `start` until its own `shutdown`, also when another rank has
-    stopped it."""
+    """Return the engine of this process from `start` until its own `shutdown`, else None.
+
+    An engine that another rank has stopped is still returned.
+    """
     engine = _process.engine
     return None if engine is None or engine.is_closed else engine
 
@@ -66,13 +68,13 @@ def start(
     dynamic: bool = False,
     hooks: Callable[[Engine], Hooks] | None = None,
 ) -> Engine:
-    """Join the ranks and begin. A second call while it runs returns the same engine. torch's
-    default group is left alone.
+    """Connect to the other ranks and start the engine; return the running one on a second call.
 
-    process_sets: the ranks of sets 1, 2, ..., alike on all ranks; one that is there already, or is
-    the world, gets no number of its own. dynamic: whether sets may be added and removed later
-    (HOROVOD_DYNAMIC_PROCESS_SETS=1 says the same). hooks: makes those that hear of everything from
-    the first operation on; what it raises ends the engines of all ranks.
+    torch's default group is not changed. `process_sets`: the ranks of sets 1, 2, ..., the same on
+    all ranks; a duplicate, or the whole world, gets no number of its own. `dynamic`: whether sets
+    may be added and removed later (as with HOROVOD_DYNAMIC_PROCESS_SETS=1); default False. `hooks`:
+    a function that makes the listener, which then sees every operation; an exception in it stops
+    the engines of all ranks.
     """
     running = current()
     if running is not None:
@@ -90,8 +92,11 @@ def start(
 
 
 def _begin(engine: Engine, hooks: Callable[[Engine], Hooks] | None) -> None:
-    """The last thing that can go wrong on one rank alone, after all have met: so the others hear of
-    it."""
+    """Set up autotuning and hooks, then begin.
+
+    An error here concerns one rank alone, after all ranks have connected. So the engine begins and
+    shuts down, which informs the other ranks.
+    """
     try:
         engine.autotune()
         if hooks is not None:
@@ -123,7 +128,7 @@ def _start(joined: Joined, process_sets: Sequence[Sequence[int]], dynamic: bool)
 
 
 def _numbered(process_sets: Sequence[Sequence[int]], size: int) -> dict[int, tuple[int, ...]]:
-    """The world is 0, the others follow."""
+    """Number the sets: the world is 0, the others follow."""
     sets = {0: tuple(range(size))}
     for ranks in process_sets:
         wanted = tuple(sorted(ranks)) or sets[0]
@@ -140,14 +145,13 @@ def _check_alike(
     for other, theirs in enumerate(collect(store, "sets", rank, size, mine, seconds)):
         if theirs != mine:
             raise ValueError(
-                f"process sets differ: rank {rank} was given {mine}, rank {other} {theirs} (the"
-                " world first)"
+                f"process sets differ: rank {rank} has {mine}, rank {other} has {theirs} (the"
+                " world first); give all ranks the same sets"
             )
 
 
 def _make_board(joined: Joined, store: Store) -> Board:
-    """Shared memory when all ranks are on one host and can share it, else sockets: one mechanism at
-    a time."""
+    """Use shared memory if all ranks are on one host and can share it, else sockets; never both."""
     world, cards = joined.world, joined.cards
     if len(set(joined.nodes)) > 1:
         return connect(store, world.rank, world.size, joined.limits, joined.neighbours)
@@ -158,6 +162,7 @@ def _make_board(joined: Joined, store: Store) -> Board:
     spins = spins_for(world.size, min(num_cores, int(machine.cpu_quota() or num_cores)))
     try:
         segment = share(store, world.rank, world.size, nbytes, joined.limits.start)
-    except CommError:  # on all ranks
+    # Raised on all ranks.
+    except CommError:
         return connect(store, world.rank, world.size, joined.limits, joined.neighbours)
     return SharedBoard(segment.view, world.rank, [card["pid"] for card in cards], spins)

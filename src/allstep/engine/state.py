@@ -1,4 +1,4 @@
-"""What the parts of one engine share: this rank's place, the process sets, the listener.
+"""The state that the parts of one engine share: position in the world, process sets, listener.
 
 `pending`, `stop`, `dispatch` and `driver` all hold the same `EngineState`. It has no behavior.
 """
@@ -11,11 +11,11 @@ from allstep.world import World
 
 @dataclass(slots=True)
 class EngineState:
-    """The facts that every part of an engine reads.
+    """The values that every part of an engine reads.
 
-    process_sets: the ranks of each set by its number; 0 is the world. `dispatch` changes it.
-    hooks: the listener; may be replaced while the engine runs. has_joined: whether this rank has
-    called join and the other ranks have not all done so.
+    `process_sets`: the ranks of each set by its number; 0 is the world. `dispatch` changes it.
+    `hooks`: the listener; may be replaced while the engine runs. `has_joined`: whether this rank
+    has called join and the other ranks have not all done so.
     """
 
     world: World

@@ -1,9 +1,9 @@
-"""The end of an engine: it stops on all ranks as a whole.
+"""The end of an engine, which stops on all ranks together.
 
-When one rank shuts down, fails or is lost, rank 0 sends a stop message to all ranks; a rank that
-sees rank 0 end stops by itself. What is pending then ends with an error, and so does every later
-request. Callers that wait on the engine's process groups, such as an optimizer, are released as
-well: `let_go` aborts the groups, after a grace period if the stop was orderly.
+When one rank shuts down, fails or is lost, rank 0 sends a stop message to all ranks. A rank that
+loses rank 0 stops by itself. Pending and later requests end with an error. Callers that wait on
+the engine's process groups, such as an optimizer, are released as well: `abort_groups` aborts the
+groups, after a grace period if the stop was orderly.
 """
 
 import contextlib
@@ -19,33 +19,35 @@ from allstep.engine.stop_reasons import as_comm_error, stop_message
 from allstep.errors import CommError
 
 SHUT_DOWN = "Horovod has been shut down"
-_GRACE = 2.0  # seconds for operations in flight when another rank shuts down
+# Seconds for operations in flight when another rank shuts down.
+_GRACE = 2.0
 
 
 class Stop:
-    """Stops this rank's engine, and asks the other ranks to stop theirs."""
+    """Stops this rank's engine, and requests the stop of the other ranks."""
 
     def __init__(
         self, state: EngineState, requests: PendingRequests, board: Board, executor: Executor
     ) -> None:
         self._state, self._requests, self._board, self._executor = state, requests, board, executor
-        self._has_let_go = False
+        self._has_aborted = False
 
     def stop(self, error: CommError) -> None:
-        """Stop this rank's engine; a no-op if it has stopped. error: raised to all callers."""
+        """Stop this rank's engine; a no-op if it has stopped. `error`: raised in all callers."""
         if self._requests.close(error):
             self._state.hooks.stopped()
 
     def fail(self, error: BaseException) -> None:
-        """Stop the engines of all ranks because of an error on this one."""
+        """Stop the engines of all ranks because of an error on this rank."""
         if self._requests.end is None:
             known = as_comm_error(error, self._state.world.rank)
             self.stop(known)
-            with contextlib.suppress(Exception):  # rank 0 may be lost
+            # Rank 0 may be lost.
+            with contextlib.suppress(Exception):
                 self._board.post(pack(stop_message(known)))
-            self.let_go()
+            self.abort_groups()
 
-    def let_go(self) -> None:
+    def abort_groups(self) -> None:
         """Abort our groups once the engine has stopped; a no-op while it runs.
 
         After an orderly stop, operations in flight have `_GRACE` seconds: call it again later.
@@ -53,12 +55,12 @@ class Stop:
         end = self._requests.end
         grace = _GRACE if isinstance(end, EngineStopped) else 0.0
         seconds = time.monotonic() - self._requests.ended_at
-        if end is not None and not self._has_let_go and seconds >= grace:
-            self._has_let_go = True
-            self._executor.abandon(str(end), end.peer)
+        if end is not None and not self._has_aborted and seconds >= grace:
+            self._has_aborted = True
+            self._executor.abort(str(end), end.peer)
 
 
 def shut_down_by(rank: int) -> EngineStopped:
-    """Make the error that the other ranks get when this one shuts down."""
-    text = f"{SHUT_DOWN} by rank {rank}: look at its output if that is not what you meant"
+    """Return the error for the other ranks when this rank shuts down."""
+    text = f"{SHUT_DOWN} by rank {rank}; see its output if that was not intended"
     return EngineStopped(text, rank=rank, peer=rank)

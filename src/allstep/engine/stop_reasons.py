@@ -1,4 +1,4 @@
-"""Why an engine ends, as an error here and as a message to the other ranks."""
+"""The reason for the end of an engine, as an error here and as a message to the other ranks."""
 
 from allstep.engine.messages import STOP, Fields
 from allstep.engine.request import EngineStopped
@@ -11,7 +11,7 @@ _KINDS: dict[str, type[CommError]] = {
 
 
 def as_comm_error(error: BaseException, rank: int) -> CommError:
-    """What whoever waits is told of an error of any kind."""
+    """Return the error to raise in callers that wait: `error`, or a CommError that describes it."""
     return (
         error
         if isinstance(error, CommError)
@@ -20,7 +20,7 @@ def as_comm_error(error: BaseException, rank: int) -> CommError:
 
 
 def stop_message(error: CommError) -> Fields:
-    """An error, for the other ranks to end with."""
+    """Return the stop message that raises `error` on the other ranks."""
     kind = type(error).__name__ if type(error).__name__ in _KINDS else "CommError"
     return [
         STOP,
@@ -31,6 +31,6 @@ def stop_message(error: CommError) -> Fields:
 
 
 def error_in(fields: Fields, rank: int) -> CommError:
-    """The error that such a message tells this rank of."""
+    """Return the error that a stop message describes."""
     kind, text, peer = fields[1].decode(), fields[2].decode(), fields[3]
     return _KINDS[kind](text, rank=rank, peer=int(peer) if peer else None)

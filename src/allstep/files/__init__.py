@@ -1,11 +1,12 @@
-"""Files that others may have written or may read: bounded reading, whole writing, locks.
+"""Files that other programs write or read: bounded reading, atomic writing, locks.
 
 ```
-bounded   files of other people: regular ones only, so many bytes, JSON of a bounded depth
+bounded   reads untrusted files: regular ones only, at most so many bytes, JSON of bounded depth
 yaml      the same for YAML
-whole     files that are there whole or not at all
-lock      one process at a time
+atomic    writes files that appear complete or not at all
+lock      locks between processes
+home      `~` in a path, the folders for caches and settings
 ```
 
-Standard library only (and PyYAML). Imports only `errors`. Start with `whole`.
+Uses the standard library and PyYAML; imports only `errors`. Start with `atomic`.
 """

@@ -1,14 +1,14 @@
-"""Reads files that another person or a damaged disk may have written, without waiting.
+"""Reads untrusted or damaged files within limits, and without waiting.
 
 ```
-read_regular    the bytes of a regular file, at most `limit` of them
-parse_json      plain values from JSON text, at most so deep, every number finite
+read_regular    return the bytes of a regular file, at most `limit`
+parse_json      return plain values from JSON text of bounded depth, with finite numbers
 read_json       both
-read_lines      the lines of a regular file, one at a time, none longer than 16 MB
-open_to_append  a file in a folder that another person may have prepared, to add lines to it
+read_lines      yield the lines of a regular file, none longer than 16 MB
+open_to_append  open a file to append to it, in a folder that another user may have prepared
 ```
 
-| refused | because |
+| refused | reason |
 |---|---|
 | a pipe, socket, device or folder | opening a pipe waits for a writer; /dev/zero has no end |
 | a file that is larger than `limit` | the memory of the reader |
@@ -16,8 +16,8 @@ open_to_append  a file in a folder that another person may have prepared, to add
 | NaN, infinities, 1e999, integers beyond 64 bits | arithmetic on them overflows, far from here |
 | text that is not UTF-8, lone surrogates (`"\\ud800"`) | they cannot be printed or written again |
 
-A file that cannot be read is an `OSError` whose `strerror` can be shown; contents that are refused
-are a `ValueError`. A symbolic link counts as what it points to.
+A file that cannot be read raises `OSError` with a `strerror` fit for a message; refused contents
+raise `ValueError`. Symbolic links are followed, except by `open_to_append`.
 """
 
 import errno
@@ -33,16 +33,17 @@ from typing import Any
 
 MAX_DEPTH = 50
 MAX_JSON = 64 << 20
-"""Bytes of a JSON file. State of an optimizer with 100,000 parameters takes 10 MB."""
+"""Upper limit of the bytes of a JSON file. The state of an optimizer with 100,000 parameters takes
+10 MB."""
 MAX_LINE = 16 << 20
 _LARGEST_INT = 1 << 64
-# Shorter integers are below 64 bits.
+# An integer of 20 digits or more may exceed 64 bits.
 _LONG_INT = re.compile(rb"[0-9]{20}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading. Raises OSError for anything else, without waiting."""
+    """Open a regular file for reading; raise OSError for anything else, without waiting."""
     # Without O_NONBLOCK, opening a pipe would wait until another process opens its other end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -54,15 +55,17 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def open_to_append(path: Path) -> FileIO:
-    """Open a file, or a new one, to append to it: not through a link, and without waiting for a
-    pipe's reader."""
-    # Through a link, another person's run folder could choose a file to write to.
+    """Open a file to append to it, created if needed.
+
+    Raises OSError for a symbolic link, and for a pipe without a reader instead of waiting for one.
+    """
+    # Through a link, a run folder of another user could choose the file to write to.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return FileIO(os.open(path, flags, 0o666), "a")
 
 
 def check_regular(descriptor: int, path: Path) -> None:
-    """OSError unless the open file is a regular one."""
+    """Raise OSError unless the open file is a regular one; `path` is for the error."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
 
@@ -70,15 +73,14 @@ def check_regular(descriptor: int, path: Path) -> None:
 def read_regular(path: Path, limit: int) -> bytes:
     """Return the bytes of a regular file, at most `limit`; OSError (EFBIG) for a larger one."""
     with open_regular(path) as file:
-        # A file may grow after it was measured, so the read is bounded as well: by its size, since
-        # a
-        # read of `limit` bytes would reserve memory for so many.
+        # The file may grow after fstat, so the read is bounded too: by the size, since a read of
+        # `limit` bytes would reserve memory for all of them.
         size = os.fstat(file.fileno()).st_size
         data: bytes | None = file.read(size + 1) if size <= limit else b""
-        # Some files of /proc have the mode of a regular file, and wait for news like a pipe.
+        # Some files of /proc have the mode of a regular file, but wait for data like a pipe.
         if data is None:
             raise OSError(
-                errno.EAGAIN, "is not a regular file: nothing is there to be read yet", str(path)
+                errno.EAGAIN, "is not a regular file: it has no data to read yet", str(path)
             )
         if size > limit or len(data) > limit:
             raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes, the limit here", str(path))
@@ -86,11 +88,12 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def parse_json(data: bytes, *, finite: bool = True) -> Any:
-    """Return the value that JSON text spells. ValueError, of one line, for all that is refused.
+    """Return the value of a JSON text; ValueError, of one line, for anything refused.
 
-    finite: refuse NaN and infinities. A record of a run may hold them, and its readers expect them.
+    finite: refuse NaN and infinities (default). A run record may hold them, and its readers expect
+    them.
     """
-    # Calling `_int` for each of millions of integers takes most of the time of reading them.
+    # A call of `_int` for each of millions of integers would take most of the time of reading.
     to_int = _int if _LONG_INT.search(data) else None
     try:
         value = json.loads(
@@ -101,25 +104,25 @@ def parse_json(data: bytes, *, finite: bool = True) -> Any:
         )
     except RecursionError:
         raise ValueError(f"is nested more than {MAX_DEPTH} levels deep") from None
-    # Fewer brackets than levels are the usual case, and quickly counted.
+    # The usual text has fewer brackets than MAX_DEPTH; counting them is cheap.
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
     if _SURROGATE.search(data):
-        # UnicodeEncodeError, a ValueError, for surrogates that are not a pair.
+        # Raises UnicodeEncodeError, a ValueError, for a surrogate without its pair.
         json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
 def read_json(path: Path, limit: int = MAX_JSON) -> Any:
-    """Return the value in a JSON file. OSError when it cannot be read, ValueError when refused."""
+    """Return the value of a JSON file; OSError if it cannot be read, ValueError if refused."""
     return parse_json(read_regular(path, limit))
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a regular file, each with its end; the last one may lack it.
+    """Yield the lines of a regular file with their newlines; the last line may lack it.
 
-    A line longer than 16 MB ends the reading: what follows it is not looked for, since a file
-    with holes may claim terabytes without one newline.
+    A line longer than 16 MB ends the reading, because a sparse file may claim terabytes without a
+    newline.
     """
     with open_regular(path) as file:
         while (line := file.readline(MAX_LINE)) and len(line) < MAX_LINE:
@@ -127,7 +130,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _int(text: str) -> int:
-    # By length first: Python refuses to convert thousands of digits, with an error of its own.
+    # The length is checked first: Python refuses to convert thousands of digits with its own error.
     if len(text) > 21 or not -_LARGEST_INT < (value := int(text)) < _LARGEST_INT:
         raise ValueError(f"holds an integer of {len(text)} digits, beyond 64 bits")
     return value
@@ -144,7 +147,7 @@ def _refuse(text: str) -> Any:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and dictionaries are nested deeper. Goes level by level, without recursion."""
+    """Return whether lists and dicts are nested deeper than `levels`, without recursion."""
     layer = [value]
     for _ in range(levels):
         layer = [

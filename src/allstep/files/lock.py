@@ -1,14 +1,14 @@
-"""Locks between processes, on files: one process at a time, and none that outlives its holder.
+"""Locks between processes, on files.
 
 ```
-in_turn(file)           those who make the same thing of a file take turns; without locks all work at once
-locked(file, seconds)   one process at a time; LockTaken when another has it for longer
-try_lock(descriptor)    take the lock of an open file, or not
+in_turn(path)           one process at a time, waits 2 minutes at most; no lock where impossible
+locked(path, seconds)   one process at a time; LockTaken if another holds it for longer
+try_lock(descriptor)    take the lock of an open file and return whether it succeeded
 ```
 
-All are `flock` of the system, which ends with its holder, however that ends: nothing needs to be
-cleared away after a kill. Some parallel file systems have no locks. There a lock counts as taken,
-so what is made under it must appear by a rename (`whole`).
+All use the system's `flock`, which ends with its holder, however that ends: nothing needs to be
+cleaned up after a kill. Some parallel file systems have no locks. There every process gets the
+lock, so files made under it must appear by a rename (`atomic`).
 """
 
 import errno
@@ -23,13 +23,13 @@ from pathlib import Path
 _LONGEST_SECONDS = 120.0
 _NAP = 0.02
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-# A link in its place could lead to another file of the user's; opening a pipe could wait.
+# NOFOLLOW: a link in its place could lead to another file. NONBLOCK: opening a pipe could wait.
 _HOW = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _held = threading.local()
 
 
 class LockTaken(TimeoutError):
-    """Another process has the lock. `holder`: what it wrote into the file, or nothing."""
+    """Another process holds the lock. `holder` is the text that it wrote into the file, or ""."""
 
     def __init__(self, path: Path, holder: str) -> None:
         super().__init__(f"{path} is locked by {holder or 'another process'}")
@@ -38,9 +38,10 @@ class LockTaken(TimeoutError):
 
 @contextmanager
 def locked(path: Path, seconds: float = 0.0) -> Iterator[int]:
-    """Hold the lock of the file `path`, which is made if needed; yield its descriptor.
+    """Hold the lock of the file `path`, which is created if needed; yield its descriptor.
 
-    seconds: how long to wait for another holder before LockTaken. OSError when it cannot be opened.
+    seconds: time to wait for another holder before LockTaken (default 0). OSError if the file
+    cannot be opened.
     """
     descriptor = os.open(path, _HOW, 0o666)
     try:
@@ -53,11 +54,11 @@ def locked(path: Path, seconds: float = 0.0) -> Iterator[int]:
 
 @contextmanager
 def in_turn(where: Path | None) -> Iterator[None]:
-    """Only one process at a time is in here for the file or folder `where`, as far as it can be
-    locked. A thread may enter twice.
+    """Let one process at a time run the block for the file or folder `where`, if it can be locked.
 
-    where: None for what is not on this machine, and cannot be locked. A process that was stopped
-    must not stop the others, so nobody waits for more than two minutes.
+    A thread may enter twice. where: None for data that is not on this machine and has no lock. A
+    process that is stopped must not stop the others, so the wait ends after two minutes, and the
+    block runs without the lock.
     """
     mine: set[str] = _held.__dict__.setdefault("names", set())
     descriptor = None if where is None or str(where) in mine else _open(where)
@@ -74,9 +75,9 @@ def in_turn(where: Path | None) -> Iterator[None]:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file; return whether it is ours.
+    """Take the lock of an open file; return whether this process holds it.
 
-    A file system without locks gives it to all.
+    On a file system without locks every process gets it.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,6 +90,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def _wait_for(descriptor: int, seconds: float) -> bool:
+    """Take the lock, for which to wait `seconds` at most; return whether this process holds it."""
     last = time.monotonic() + seconds
     while not try_lock(descriptor):
         if time.monotonic() >= last:
@@ -100,5 +102,6 @@ def _wait_for(descriptor: int, seconds: float) -> bool:
 def _open(where: Path) -> int | None:
     try:
         return os.open(where, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # what is wrong with the file, its reader will say better
+    # The reader of the file will report the error in its own terms.
+    except OSError:
         return None

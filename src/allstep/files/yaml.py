@@ -1,20 +1,19 @@
-"""YAML as configs use it: mappings, lists and plain values. The one place in allstep that loads
-YAML.
+"""YAML as configs use it: mappings, lists and plain values. Only this module loads YAML.
 
-A config may come from another person, so a file is bounded before it is turned into values:
+A config may be untrusted, so a file is checked before it is turned into values:
 
-| refused | because |
+| refused | reason |
 |---|---|
 | more than 1 MB | no config is that long |
 | aliases (`*name`) | a few hundred bytes of them expand to gigabytes |
 | tags (`!!timestamp x`) | they construct objects, or end in an error of the loader's own |
 | more than 50 levels | readers of the result recurse |
 | a key twice in one mapping | YAML's loaders keep the last one silently |
-| the merge key (`<<`) | it sets keys that do not stand in the file, and have no line |
-| numbers to the base 60 (`1:2:3`) | YAML 1.1 reads 3723, while the author means a time or a text |
+| the merge key (`<<`) | it sets keys that are not written in the file and have no line |
+| numbers to the base 60 (`1:2:3`) | YAML 1.1 reads 3723, where the author means a time or a text |
 | numbers of more than 100 characters | Python refuses to print those of thousands of digits |
 
-Errors are `ConfigError`s that name the file and the line.
+Errors are `ConfigError`s with the file and the line.
 """
 
 import errno
@@ -33,22 +32,22 @@ MAX_DIGITS = 100
 
 _MERGE = "tag:yaml.org,2002:merge"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-# libyaml's loader where PyYAML has it: ten times as fast.
+# libyaml's loader, if PyYAML has it, is ten times as fast.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Document(NamedTuple):
-    """What a YAML text holds."""
+    """The contents of a YAML text."""
 
     value: Any
     lines: Mapping[str, int]
-    """By key ("optimizer.lr"): the line, from 1, on which a key of a mapping stands."""
+    """Line number, from 1, of each key of a mapping, by full name ("optimizer.lr")."""
 
 
 def read_yaml(path: Path) -> Document:
-    """Load a file.
+    """Load a YAML file.
 
-    Raises ConfigError with its name and line; FileNotFoundError where there is none.
+    Raises ConfigError with its name and the line, FileNotFoundError if it does not exist.
     """
     try:
         text = read_regular(path, MAX_BYTES).decode()
@@ -66,7 +65,7 @@ def read_yaml(path: Path) -> Document:
 
 
 def parse_yaml(text: str, name: str) -> Document:
-    """Load a text. name: the start of each error."""
+    """Load a YAML text. `name` starts each error message."""
     loader: Any = None
     try:
         _check_events(text, name)
@@ -76,10 +75,10 @@ def parse_yaml(text: str, name: str) -> Document:
         _note_lines(node, "", name, lines)
         return Document(None if node is None else loader.construct_document(node), lines)
     except yaml.YAMLError as error:
-        words = cut(" ".join(str(error).split()), 400)
-        raise ConfigError(f"{name}: is not YAML: {words}") from error
+        reason = cut(" ".join(str(error).split()), 400)
+        raise ConfigError(f"{name}: is not YAML: {reason}") from error
     except (ValueError, OverflowError) as error:
-        # A date with month 13.
+        # For example a date with month 13.
         raise ConfigError(f"{name}: holds a value that cannot be read: {error}") from error
     finally:
         if loader is not None:
@@ -87,7 +86,7 @@ def parse_yaml(text: str, name: str) -> Document:
 
 
 def _check_events(text: str, name: str) -> None:
-    """ConfigError for aliases, tags and depth, before anything is built."""
+    """Raise ConfigError for aliases, tags and too many levels, before any value is built."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         mark: Any = event.start_mark
@@ -113,9 +112,9 @@ def _check_events(text: str, name: str) -> None:
 
 
 def _check_scalar(node: Any, prefix: str, name: str) -> None:
-    """ConfigError for a scalar that YAML 1.1 reads as something else than it looks like.
+    """Raise ConfigError for a scalar whose meaning in YAML 1.1 differs from its look.
 
-    prefix: the key whose value it is, or in whose mapping, and a dot.
+    prefix: the full name of its key, or of the mapping that it is in, and a dot.
     """
     where = f"{name}, line {node.start_mark.line + 1}{prefix and f': key {cut(prefix[:-1])}'}"
     if node.tag == _MERGE:
@@ -123,24 +122,22 @@ def _check_scalar(node: Any, prefix: str, name: str) -> None:
     if node.tag not in _NUMBERS:
         return
     if ":" in node.value:
+        advice = "write it as a plain number, or in quotes"
         raise ConfigError(
-            f"{where}: {cut(node.value)} is a number to the base 60 in YAML; write it as a plain"
-            " number, or in quotes"
+            f"{where}: {cut(node.value)} is a number to the base 60 in YAML; {advice}"
         )
     if len(node.value) > MAX_DIGITS:
-        raise ConfigError(
-            f"{where}: expected a number of at most {MAX_DIGITS} characters, found "
-            f"{len(node.value):,}: {cut(node.value, 20)}"
-        )
+        found = f"found {len(node.value):,}: {cut(node.value, 20)}"
+        raise ConfigError(f"{where}: expected a number of at most {MAX_DIGITS} characters, {found}")
 
 
 def _note_lines(node: Any, prefix: str, name: str, lines: dict[str, int]) -> None:
-    """Note the line of each key; ConfigError for a key that stands twice, and for odd scalars."""
+    """Record the line of each key in `lines`; ConfigError for repeated keys and odd scalars."""
     if isinstance(node, yaml.ScalarNode):
         _check_scalar(node, prefix, name)
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            # Keys inside a list have no name of their own, but may not stand twice either.
+            # Keys inside a list have no full name, but must not be repeated either.
             _note_lines(item, prefix, name, {})
     if not isinstance(node, yaml.MappingNode):
         return

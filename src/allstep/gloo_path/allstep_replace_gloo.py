@@ -1,18 +1,18 @@
-"""`allstep run --replace-gloo`: a program that asks torch.distributed for Gloo gets backend
-"allstep".
+"""`allstep run --replace-gloo`: a program that requests Gloo uses backend "allstep" instead.
 
-How it gets into a worker: `allstep run` puts this folder first on PYTHONPATH. The folder holds the
-metadata of a package with an entry point in the group `torch.backends`, which torch calls at the
-end of `import torch` (torch's way to load plugins, since 2.5). So no module of Python's start-up is
-shadowed, and a program that never imports torch does not even read this file.
+Loading: `allstep run` puts this folder first on PYTHONPATH. The folder holds the metadata of a
+package with an entry point in the group `torch.backends`, which torch calls at the end of `import
+torch` (its plugin mechanism since 2.5). So no start-up module of Python is shadowed, and a program
+that never imports torch does not even read this file.
 
-How it works: every group of torch.distributed, the default one, subgroups and those of a
-DeviceMesh, is made by one function, `distributed_c10d._new_process_group_helper`. `install` wraps
-it. Where the CPU's backend would be Gloo, the group is made by "allstep" and then recorded under
-the name that was asked for: `dist.get_backend()` still returns "gloo", as the program and its
-framework expect. allstep itself is imported when the first such group is made.
+Mechanism: one function of torch, `distributed_c10d._new_process_group_helper`, makes every process
+group: the default one, subgroups and those of a DeviceMesh. `install` wraps it. Where the CPU's
+backend would be Gloo, "allstep" makes the group, which is then recorded under the requested name:
+`dist.get_backend()` still returns "gloo", as the program and its framework expect. allstep itself
+is imported when the first such group is made.
 
-The function is private to torch; a torch without it leaves Gloo in place and reports that.
+The function is private to torch. If a version of torch does not have it, Gloo stays in place and a
+line reports that.
 """
 
 import functools
@@ -25,7 +25,10 @@ _reported: set[str] = set()
 
 
 def install() -> None:
-    """Wrap torch's maker of groups. torch calls this while it is imported, so it must not raise."""
+    """Wrap torch's function that makes process groups.
+
+    torch calls this during its own import, so it must not raise.
+    """
     import torch.distributed
 
     if not torch.distributed.is_available():
@@ -34,15 +37,15 @@ def install() -> None:
 
     make = getattr(c10d, "_new_process_group_helper", None)
     if make is None:
-        _report("this torch makes its groups in another way: gloo is not replaced")
+        _report("this version of torch has no _new_process_group_helper: gloo is not replaced")
     elif not hasattr(make, "__wrapped__"):
         c10d._new_process_group_helper = _replacing(make, c10d)
 
 
 def _replacing(make: Any, c10d: Any) -> Any:
-    """Return `make`, except that groups on Gloo are ours."""
+    """Return `make` wrapped so that groups on Gloo become groups on "allstep"."""
 
-    # torch passes the first four by position in all its versions; behind them they differ.
+    # All versions of torch pass the first four arguments by position; the others differ.
     @functools.wraps(make)
     def helper(
         size: int, rank: int, global_ranks: Any, backend: Any, *rest: Any, **named: Any
@@ -52,7 +55,7 @@ def _replacing(make: Any, c10d: Any) -> Any:
             _register()
         chosen = _OURS if ours else backend
         group, store = make(size, rank, global_ranks, chosen, *rest, **named)
-        # A process outside the group gets no store, and torch records nothing for it.
+        # For a process outside the group there is no store, and torch records nothing.
         if ours and store is not None:
             c10d._world.pg_map[group] = (backend, store)
             c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(backend))
@@ -62,7 +65,7 @@ def _replacing(make: Any, c10d: Any) -> Any:
 
 
 def _is_gloo(backend: Any, c10d: Any) -> bool:
-    """Whether Gloo would serve the CPU and, if CUDA is named, Gloo or NCCL would serve it."""
+    """Return whether Gloo would serve the CPU, and Gloo or NCCL would serve CUDA if named."""
     name = str(backend).lower()
     if name == "undefined" or "gloo" in name:
         config = c10d.BackendConfig(backend)
@@ -72,13 +75,14 @@ def _is_gloo(backend: Any, c10d: Any) -> bool:
             return True
         name = str(config)
     if name != "fake":
-        _report(f"backend {name!r} is left alone: only gloo on the CPU is replaced")
+        _report(f"backend {name!r} is not replaced: only gloo on the CPU is")
     return False
 
 
 def _register() -> None:
-    """Make the name "allstep" known to torch."""
+    """Register the backend "allstep" with torch."""
     try:
+        # The import itself registers the backend.
         import allstep.comm  # noqa: F401
     except ImportError as error:
         raise ImportError(
@@ -87,7 +91,7 @@ def _register() -> None:
 
 
 def _report(text: str) -> None:
-    """Print a line once, on rank 0."""
+    """Print a line on standard error, once and on rank 0 only."""
     if text not in _reported and os.environ.get("RANK", "0") == "0":
         print(f"allstep: --replace-gloo: {text}", file=sys.stderr, flush=True)
     _reported.add(text)

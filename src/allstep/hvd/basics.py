@@ -1,9 +1,9 @@
-"""From `init()` to `shutdown()`: what every front-end offers under Horovod's names, with the same
-state behind all of them.
+"""From `init()` to `shutdown()`: the calls that every front-end offers under Horovod's names, with
+the same state behind all of them.
 
-`init` starts the engine: the ranks meet, and operations can be matched by name. torch's default
-process group is left alone, so a script may make and use it beside ours. A process that nobody
-launched is rank 0 of 1, with a real engine.
+`init` starts the engine: the ranks connect, and operations can be matched by name. torch's default
+process group is not changed, so a script may create and use it as well. A process without a
+launcher is rank 0 of 1, with a real engine.
 """
 
 import os
@@ -58,13 +58,12 @@ _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the other ranks. A second call changes nothing.
+    """Connect to the other ranks and start the engine; a second call changes nothing.
 
-    comm: None or [] for everybody; mpi4py's COMM_WORLD says the same. A list of some ranks is
-    ignored with a warning, as Horovod
-        ignores it without MPI: use a process set.
-    process_sets: sets known from the start, the same on all ranks; or "dynamic", to add and remove
-    them later.
+    - `comm`: None or [] for all ranks; mpi4py's COMM_WORLD means the same. A list of some ranks is
+      ignored with a warning, as in Horovod without MPI: use a process set.
+    - `process_sets`: process sets that exist from the start, the same on all ranks; or "dynamic",
+      to add and remove them later. Default: none.
     """
     chosen = _chosen(process_sets)
     _refuse_unknown(comm)
@@ -78,11 +77,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def shutdown() -> None:
-    """Leave. The engines of all other ranks stop too; `init` may be called again. Nothing happens
-    when not running.
+    """Stop the engines of all ranks; a no-op if none runs. `init` may be called again.
 
-    Optimizers may be used again after the next `init`, in the new world. A step that is under way
-    is dropped: gradients of backward passes since the last step are set to None.
+    Optimizers may be used again after the next `init`, in the new world. A step in progress is
+    dropped: gradients of backward passes since the last step are set to None.
     """
     current = engine.current()
     if current is None or current.is_forked:
@@ -96,57 +94,59 @@ def shutdown() -> None:
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of processes."""
+    """Return whether every host has the same number of processes."""
     return len(set(Counter(running().hosts).values())) == 1
 
 
 def mpi_enabled() -> bool:
-    """False: MPI may start the ranks, but carries nothing."""
+    """Return False: MPI may launch the ranks, but transports no data."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from many threads: a ValueError, as there is no MPI in use."""
+    """Raise ValueError, since MPI is not in use. Horovod: whether threads may call MPI."""
     running()
     raise ValueError(
-        "mpi_threads_supported(): MPI is not enabled; the ranks talk through shared memory, Gloo"
-        " and NCCL"
+        "mpi_threads_supported(): MPI is not enabled; the ranks communicate through shared"
+        " memory, Gloo and NCCL"
     )
 
 
 def gloo_enabled() -> bool:
-    """True: Horovod's name for a run without MPI."""
+    """Return True: Horovod's name for a run without MPI."""
     return True
 
 
 def mpi_built() -> bool:
-    """False: see `mpi_enabled`."""
+    """Return False: see `mpi_enabled`."""
     return util.mpi_built()
 
 
 def gloo_built() -> bool:
-    """Whether torch has Gloo."""
+    """Return whether torch has Gloo."""
     return util.gloo_built()
 
 
 def nccl_built() -> int:
-    """The version of torch's NCCL as one number, 0 without it."""
+    """Return the version of torch's NCCL as one number, 0 without NCCL."""
     return util.nccl_built()
 
 
 def ddl_built() -> bool:
-    """False: IBM's DDL is not used."""
+    """Return False: IBM's DDL is not used."""
     return util.ddl_built()
 
 
 def ccl_built() -> bool:
-    """False: oneCCL is not used."""
+    """Return False: oneCCL is not used."""
     return util.ccl_built()
 
 
 def _chosen(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:
-    """The static sets. "dynamic" becomes the variable that says so, for this process and those it
-    starts."""
+    """Return the static sets.
+
+    For "dynamic", set HOROVOD_DYNAMIC_PROCESS_SETS for this process and its children.
+    """
     if process_sets is None:
         return []
     if isinstance(process_sets, str):
@@ -167,7 +167,7 @@ def _chosen(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]
 
 def _start(chosen: Sequence[ProcessSet]) -> None:
     try:
-        engine.start([each.ranks for each in chosen], util.env_flag(_DYNAMIC), timeline.asked_for)
+        engine.start([each.ranks for each in chosen], util.env_flag(_DYNAMIC), timeline.hooks_for)
     except ValueError as error:
         raise ValueError(f"Horovod initialization failed: {error}") from error
 
@@ -184,17 +184,17 @@ def _is_communicator(comm: Any) -> bool:
 
 
 def _check(comm: Any) -> None:
-    """Only the whole world is a world."""
+    """Raise or warn if `comm` is not the whole world."""
     if _is_communicator(comm):
         if (comm.Get_rank(), comm.Get_size()) != (rank(), size()):
             raise ValueError(
                 f"init(comm=...): this communicator has rank {comm.Get_rank()} of"
                 f" {comm.Get_size()}, the world has {rank()} of {size()}; use hvd.ProcessSet for a"
-                " part of the world"
+                " subset of the ranks"
             )
     elif comm and sorted(comm) != list(range(size())):
         warnings.warn(
             f"init(comm={list(comm)}) is ignored: the world is all {size()} ranks; use"
-            f" hvd.ProcessSet({list(comm)}) for a part of it",
+            f" hvd.ProcessSet({list(comm)}) for a subset of them",
             stacklevel=3,
         )

@@ -1,5 +1,5 @@
-"""Elastic training, the part that every framework shares: a state that can be saved, restored and
-brought to all ranks, and the loop that runs a training function again after the world has changed.
+"""The common part of elastic training for every framework: a state that can be saved, restored and
+broadcast, and the loop that runs a training function again after the world has changed.
 
 ```
              .--------------------------------------------------------------.
@@ -10,10 +10,9 @@ brought to all ranks, and the loop that runs a training function again after the
            result
 ```
 
-In a fixed world commit, restore and sync are all there is: no host ever comes or goes, so the
-notification manager has nothing to tell, and a lost rank makes the reset fail with an error that
-names it. When a launcher can replace ranks, it speaks to `notification_manager`, and nothing else
-here changes.
+In a fixed world only commit, restore and sync have an effect: hosts never change, so the
+notification manager reports nothing, and a lost rank makes the reset fail with an error that names
+the rank. A launcher that can replace ranks calls `notification_manager`; nothing else changes here.
 """
 
 import functools
@@ -28,7 +27,7 @@ from allstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 
 class HostUpdateResult(IntFlag):
-    """What happened to the hosts of a job."""
+    """The change of the hosts of a job."""
 
     no_update = 0
     removed = 1
@@ -37,27 +36,27 @@ class HostUpdateResult(IntFlag):
 
 
 class Listener(Protocol):
-    """Who wants to know that hosts came or went."""
+    """An object that is notified when hosts are added or removed."""
 
     def on_hosts_updated(self, timestamp: int, update_res: int) -> None: ...
 
 
 class NotificationManager:
-    """Hands on what the launcher tells about hosts.
-
-    Called from another thread than the training's.
-    """
+    """Forwards host changes from the launcher to listeners, on a thread of its own."""
 
     def __init__(self) -> None:
         self._listeners: set[Listener] = set()
 
     def register_listener(self, listener: Listener) -> None:
+        """Notify this listener of host changes."""
         self._listeners.add(listener)
 
     def remove_listener(self, listener: Listener) -> None:
+        """Stop notifying this listener."""
         self._listeners.discard(listener)
 
     def handle_hosts_updated(self, timestamp: int, update_res: int) -> None:
+        """Notify all listeners of a host change; called by the launcher."""
         for listener in tuple(self._listeners):
             listener.on_hosts_updated(timestamp, update_res)
 
@@ -66,9 +65,9 @@ notification_manager = NotificationManager()
 
 
 class State(ABC):
-    """What must survive a change of the world.
+    """The values that must survive a change of the world.
 
-    bcast_object: brings rank 0's object to all ranks. get_rank: our rank now.
+    `bcast_object`: returns rank 0's object on all ranks. `get_rank`: returns the current rank.
     """
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
@@ -79,28 +78,33 @@ class State(ABC):
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Called in this order after each reset; for what depends on the number of ranks, such as a
-        learning rate."""
+        """Add functions to call in this order after each reset.
+
+        For values that depend on the number of ranks, such as a learning rate.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The world was made anew: what was said about the old one is void."""
+        """Drop notifications about the old world, reset, and run the callbacks."""
         self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: int, update_res: int) -> None:
-        """Called by the notification manager; the training hears of it at its next commit."""
+        """Queue a host change for the next commit; called by the notification manager."""
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save, and see whether the hosts changed. A collective: all ranks commit together."""
+        """Save, and check for host changes. A collective: all ranks commit together."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks if rank 0 was told of a change. A collective."""
+        """Raise HostsUpdatedInterrupt on all ranks if rank 0 was notified of a change.
+
+        A collective.
+        """
         newest, flags = self._last_updated_timestamp, HostUpdateResult.no_update
         while not self._host_messages.empty():
             timestamp, update = self._host_messages.get()
@@ -115,18 +119,19 @@ class State(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Keep a copy to go back to, in memory."""
+        """Save a copy in memory."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Go back to the last saved copy."""
+        """Return to the last saved copy."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Take rank 0's state. A collective."""
+        """Take over rank 0's state. A collective."""
 
-    def reset(self) -> None:  # noqa: B027  # most states have nothing to do
-        """After the world was made anew, before the callbacks."""
+    # Not abstract, since most states have nothing to do here.
+    def reset(self) -> None:  # noqa: B027
+        """Prepare for the new world, before the callbacks."""
 
 
 class ObjectState(State):
@@ -143,13 +148,15 @@ class ObjectState(State):
         self._write(kwargs)
 
     def save(self) -> None:
+        """Save the current values."""
         self._saved_state = self._now()
 
     def restore(self) -> None:
+        """Return to the saved values."""
         self._write(self._saved_state)
 
     def sync(self) -> None:
-        """Rank 0's values as they are now; they are what a restore goes back to."""
+        """Take over rank 0's current values, and save them for `restore`."""
         if self._saved_state:
             self._write(self._bcast_object(self._now()))
         self.save()
@@ -163,8 +170,10 @@ class ObjectState(State):
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """`func(state, ...)`, started again in a new world when the old one broke or changed. reset:
-    leaves the old and joins the new."""
+    """Return `func(state, ...)` with a loop that runs it again after the world failed or changed.
+
+    `reset`: leaves the old world and joins the new one.
+    """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -176,10 +185,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     if not skip_sync:
                         state.sync()
                     return func(state, *args, **kwargs)
-                except (
-                    HorovodInternalError,
-                    CommError,
-                ):  # the latter from what talks past the engine: norms, the user's own groups
+                # CommError comes from norms and the user's own groups, which bypass the engine.
+                except (HorovodInternalError, CommError):
                     state.restore()
                     skip_sync = False
                 except HostsUpdatedInterrupt as interrupt:

@@ -1,19 +1,18 @@
 """Horovod's own exceptions, the same classes for every front-end.
 
-What goes wrong between ranks is raised here as `HorovodInternalError` *from* the error of
-`allstep.errors` that says more (rank, peer, seconds): an elastic script catches the first, a person
-reads both. Wrong arguments are ValueErrors and never one of these, because trying again would not
-mend them.
+A failure between ranks is raised here as `HorovodInternalError` *from* the error of
+`allstep.errors` that has the details (rank, peer, seconds): an elastic script catches the first, a
+user reads both. Wrong arguments are ValueErrors and never one of these exceptions, because a retry
+would not help.
 """
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed: a peer is gone, ranks asked for different things, or the engine was shut
-    down."""
+    """A collective failed: a lost peer, different requests of the ranks, or an engine shutdown."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts came or went. `skip_sync`: none was added, so there is nobody who needs our state."""
+    """Hosts were added or removed. `skip_sync`: none was added, so no rank needs our state."""
 
     def __init__(self, skip_sync: bool) -> None:
         super().__init__(f"the hosts of this job changed (skip_sync={skip_sync})")
@@ -25,8 +24,8 @@ class HorovodVersionMismatchError(ImportError):
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(
-            f"made for {name} {version}, but {name} {installed_version} is installed: install one"
-            " that fits the other"
+            f"made for {name} {version}, but {name} {installed_version} is installed: install"
+            " matching versions"
         )
         self.name = name
         self.version = version

@@ -1,19 +1,20 @@
-"""Horovod's timeline: the life of every tensor as rank 0 sees it, in Chrome's trace format.
+"""Horovod's timeline: the phases of every tensor as rank 0 sees them, in Chrome's trace format.
 
 ```
-allreduce.conv1.weight   | NEGOTIATE_ALLREDUCE      |  | ALLREDUCE                                                             |
-                           0   1 (ranks that come)     | QUEUE | MEMCPY_IN_FUSION_BUFFER |
-                           GLOO_ALLREDUCE | MEMCPY_OUT_FUSION_... |
+allreduce.conv1.weight | NEGOTIATE_ALLREDUCE | ALLREDUCE                                          |
+                         0   1 (ranks that   | QUEUE | MEMCPY_IN_ | GLOO_     | MEMCPY_OUT_       |
+                             have requested) |       | FUSION_... | ALLREDUCE | FUSION_...        |
 ```
 
-A tensor is a "process", by its full name; bars are pairs of events, `B` and `E`; times are
-microseconds since the timeline began. The end of an operation tells dtype and shape of the result;
-there is none when it failed. A barrier is only negotiated. What moves the data is called GLOO_...,
-or MPI_... where Horovod without MPI says so too: tools know these names, whatever moves it here.
+A tensor is a "process" under its full name; bars are pairs of events, `B` and `E`; times are
+microseconds since the timeline began. The end of an operation has dtype and shape of the result; a
+failed operation has none. A barrier is only negotiated. The phase of communication is named
+GLOO_..., or MPI_... where Horovod without MPI uses that name too: tools know these names, whatever
+the transport here.
 
-The hooks of the engine note lines; whoever drives the engine writes them, at most thirty times a
-second. The file is a whole JSON array after every writing, so one that a killed run leaves can be
-read. A disk that fills up ends the timeline and not the run.
+The hooks of the engine collect lines; the thread that drives the engine writes them, at most thirty
+times a second. The file is a complete JSON array after every write, so the file of a killed run is
+readable. A full disk ends the timeline and not the run.
 """
 
 import contextlib
@@ -30,12 +31,12 @@ from torch import Tensor
 from allstep.comm.timeline.chrome_trace import TraceFile
 from allstep.console.escape import print_notice
 from allstep.engine.hooks import Hooks
-from allstep.engine.request import Ask, Key, Kind
+from allstep.engine.request import Key, Kind, RequestSpec
 from allstep.errors import ConfigError
 from allstep.parallel.exchange import Named
 
 _CLOSING = "\n]\n"
-# seconds between two writings: whoever looks a tenth of a second later finds what happened
+# Seconds between two writes, so that the file is at most about a tenth of a second behind.
 _PERIOD = 0.03
 _MOVES = {
     Kind.ALLREDUCE: "GLOO_ALLREDUCE",
@@ -49,11 +50,10 @@ _ACTIVITIES = {kind.name: name for kind, name in _MOVES.items()}
 
 
 class ClosedTraceFile(TraceFile):
-    """A trace that is whole after every writing: what comes next takes the place of the closing
-    bracket."""
+    """A trace that is complete after every write: new lines overwrite the closing bracket."""
 
     def write(self, lines: str) -> None:
-        """All of the lines, or none of them."""
+        """Write all of the lines, or none of them."""
         start = max(self._num_bytes - len(_CLOSING), 0)
         try:
             self._num_bytes = os.lseek(self._fd, start, os.SEEK_SET)
@@ -67,15 +67,15 @@ class ClosedTraceFile(TraceFile):
             raise
 
     def close(self, now: float) -> None:
-        """There is nothing to add."""
+        """Close the file, which is already complete."""
         os.close(self._fd)
 
 
 class HorovodTrace(Hooks):
-    """Listens to the engine of rank 0 and writes what it hears. Raises ConfigError when the file
-    cannot be written at the start.
+    """Listens to the engine of rank 0 and writes the trace.
 
-    sets: the ranks of each process set, as the engine keeps them.
+    Raise ConfigError if the file cannot be written at the start. `sets`: the ranks of each process
+    set, as the engine keeps them. `mark_cycles`: also mark each answer of the coordinator.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class HorovodTrace(Hooks):
         self._mark_cycles = mark_cycles
         self._pids: dict[Key, int] = {}
         self._negotiating: dict[Key, Kind] = {}
-        self._lines: deque[str] = (
-            deque()
-        )  # not yet written; engine and gradients add from threads of their own
-        self._lock = threading.Lock()  # of the file and of new tensors
+        # Not yet written; engine and gradients add lines from threads of their own.
+        self._lines: deque[str] = deque()
+        # Protects the file and new tensors.
+        self._lock = threading.Lock()
         self._process = os.getpid()
         self._file: ClosedTraceFile | None = ClosedTraceFile(path)
         self._began = time.monotonic_ns()
@@ -102,20 +102,20 @@ class HorovodTrace(Hooks):
         return self._at(time.monotonic_ns())
 
     def _at(self, nanoseconds: int) -> int:
-        """Microseconds since the timeline began."""
+        """Return microseconds since the timeline began."""
         return (nanoseconds - self._began) // 1000
 
-    # What the engine tells
+    # Events of the engine
 
-    def reported(self, ask: Ask, rank: int) -> None:
-        members = self._sets.get(ask.process_set, ())
-        if rank not in members or (ask.kind not in _MOVES and ask.kind is not Kind.BARRIER):
+    def reported(self, spec: RequestSpec, rank: int) -> None:
+        members = self._sets.get(spec.process_set, ())
+        if rank not in members or (spec.kind not in _MOVES and spec.kind is not Kind.BARRIER):
             return
         now = self._now()
-        if ask.key not in self._negotiating:
-            self._negotiating[ask.key] = ask.kind
-            self._begin(ask.key, f"NEGOTIATE_{ask.kind.name}", now)
-        self._add(ask.key, f'"ph": "X", "name": "{members.index(rank)}", "ts": {now}, "dur": 0')
+        if spec.key not in self._negotiating:
+            self._negotiating[spec.key] = spec.kind
+            self._begin(spec.key, f"NEGOTIATE_{spec.kind.name}", now)
+        self._add(spec.key, f'"ph": "X", "name": "{members.index(rank)}", "ts": {now}, "dur": 0')
 
     def answered(self) -> None:
         if self._mark_cycles and self._file is not None:
@@ -123,11 +123,11 @@ class HorovodTrace(Hooks):
                 f',\n{{"ph": "i", "name": "CYCLE_START", "ts": {self._now()}, "s": "g"}}'
             )
 
-    def negotiated(self, asks: Sequence[Ask]) -> None:
+    def negotiated(self, specs: Sequence[RequestSpec]) -> None:
         now = self._now()
-        for ask in asks:
-            if self._negotiating.pop(ask.key, None) is not None:
-                self._end(ask.key, now)
+        for spec in specs:
+            if self._negotiating.pop(spec.key, None) is not None:
+                self._end(spec.key, now)
 
     def refused(self, key: Key) -> None:
         now, kind = self._now(), self._negotiating.pop(key, None)
@@ -137,27 +137,27 @@ class HorovodTrace(Hooks):
             self._begin(key, kind.name, now)
             self._end(key, now)
 
-    def begins(self, asks: Sequence[Ask]) -> None:
+    def begins(self, specs: Sequence[RequestSpec]) -> None:
         now = self._now()
-        for ask in _moving(asks):
-            self._begin(ask.key, ask.kind.name, now)
-            self._begin(ask.key, "QUEUE", now)
+        for spec in _moving(specs):
+            self._begin(spec.key, spec.kind.name, now)
+            self._begin(spec.key, "QUEUE", now)
 
-    def activity(self, asks: Sequence[Ask], name: str) -> None:
+    def activity(self, specs: Sequence[RequestSpec], name: str) -> None:
         now = self._now()
-        for ask in _moving(asks):
-            self._end(ask.key, now)
-            self._begin(ask.key, _ACTIVITIES.get(name, name), now)
+        for spec in _moving(specs):
+            self._end(spec.key, now)
+            self._begin(spec.key, _ACTIVITIES.get(name, name), now)
 
-    def ends(self, asks: Sequence[Ask], results: Sequence[Any] | None) -> None:
+    def ends(self, specs: Sequence[RequestSpec], results: Sequence[Any] | None) -> None:
         now = self._now()
-        for index, ask in enumerate(_moving(asks)):
-            self._end(ask.key, now)
-            self._end(ask.key, now, None if results is None else _output(results[index]))
-        # a driver for whom results are always there already looks after nothing else
-        self.now_and_then()
+        for index, spec in enumerate(_moving(specs)):
+            self._end(spec.key, now)
+            self._end(spec.key, now, None if results is None else _output(results[index]))
+        # If results are always available at once, the driver never calls `tick` itself.
+        self.tick()
 
-    def now_and_then(self) -> None:
+    def tick(self) -> None:
         now = time.monotonic()
         if now - self._written_at >= _PERIOD:
             self._written_at = now
@@ -166,12 +166,13 @@ class HorovodTrace(Hooks):
     def stopped(self) -> None:
         self.close()
 
-    # What does not pass through the engine
+    # Reductions that bypass the engine
 
     def gradients(self, reduced: Iterable[Named], began: int, agreed: int, ended: int) -> None:
-        """These were reduced together.
+        """Add gradients that were reduced together.
 
-        When (monotonic_ns) it began, when the ranks had agreed on what to reduce, when it was over.
+        Times in nanoseconds (monotonic): `began`, `agreed` (the ranks had agreed on what to reduce)
+        and `ended`.
         """
         for name, parameter in reduced:
             key = (0, f"allreduce.{name}")
@@ -199,7 +200,7 @@ class HorovodTrace(Hooks):
             self._lines.append(f',\n{{{event}, "pid": {pid}}}')
 
     def _introduce(self, key: Key) -> int:
-        """A tensor that has not been seen before."""
+        """Add a row for a new tensor; return its number."""
         with self._lock:
             if key not in self._pids:
                 self._pids[key] = pid = len(self._pids) + 1
@@ -210,14 +211,14 @@ class HorovodTrace(Hooks):
     # The file
 
     def close(self) -> None:
-        """Write what is left. Nothing is heard afterwards."""
+        """Write the remaining lines and close the file; later events are ignored."""
         self._flush()
         if os.getpid() == self._process:
             with self._lock:
-                self._let_go()
+                self._close_file()
 
     def _flush(self) -> None:
-        """In a forked child the file is not ours."""
+        """Write the collected lines; a no-op in a forked child, which does not own the file."""
         if not self._lines or os.getpid() != self._process:
             return
         with self._lock:
@@ -227,22 +228,22 @@ class HorovodTrace(Hooks):
             try:
                 self._file.write(lines)
             except ConfigError as error:
-                print_notice(f"{error}; the timeline ends here, the run goes on")
-                self._let_go()
+                print_notice(f"{error}; the timeline ends here, the run continues")
+                self._close_file()
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         ended, self._file = self._file, None
         if ended is not None:
             ended.close(self._now())
 
 
-def _moving(asks: Sequence[Ask]) -> Sequence[Ask]:
-    """Operations that are carried out together are of one kind; a barrier carries nothing."""
-    return asks if asks[0].kind in _MOVES else ()
+def _moving(specs: Sequence[RequestSpec]) -> Sequence[RequestSpec]:
+    """Return the operations if they move data (all but barriers). They are of one kind."""
+    return specs if specs[0].kind in _MOVES else ()
 
 
 def _output(result: Any) -> Tensor:
-    """An alltoall also tells how many rows came from each rank."""
+    """Return the output tensor of a result; an alltoall also returns the rows from each rank."""
     output: Tensor = result[0] if isinstance(result, tuple) else result
     return output
 

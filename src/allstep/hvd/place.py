@@ -1,7 +1,7 @@
-"""Where this process stands: the running engine, and Horovod's words for rank and size.
+"""The position of this process: the running engine, and Horovod's names for rank and size.
 
-A process is initialised from its own `init()` to its own `shutdown()`. That a peer has shut down,
-or died, stops the engine but does not change our place: `rank()` and `size()` go on working,
+A process is initialized from its own `init()` to its own `shutdown()`. A peer that shuts down or
+fails stops the engine but does not change our position: `rank()` and `size()` still work,
 collectives raise.
 """
 
@@ -12,7 +12,7 @@ NOT_INITIALIZED = "Horovod has not been initialized; call hvd.init() first"
 
 
 def running() -> Engine:
-    """The engine between `init()` and `shutdown()`. ValueError outside."""
+    """Return the engine between `init()` and `shutdown()`; raise ValueError outside."""
     current = engine.current()
     if current is None:
         raise ValueError(NOT_INITIALIZED)
@@ -20,35 +20,35 @@ def running() -> Engine:
 
 
 def is_initialized() -> bool:
-    """Whether this process called `init()` and not yet `shutdown()`."""
+    """Return whether this process has called `init()` and not yet `shutdown()`."""
     return engine.current() is not None
 
 
 def rank() -> int:
-    """Our number among all processes, from 0."""
+    """Return the number of this process among all processes, from 0."""
     return running().world.rank
 
 
 def size() -> int:
-    """How many processes there are."""
+    """Return the number of processes."""
     return running().world.size
 
 
 def local_rank() -> int:
-    """Our number among the processes of this host."""
+    """Return the number of this process among the processes of its host, from 0."""
     return running().world.local_rank
 
 
 def local_size() -> int:
-    """How many processes this host has."""
+    """Return the number of processes on this host."""
     return running().world.local_size
 
 
 def cross_rank() -> int:
-    """The number of this host among those that have a process with our local rank."""
+    """Return the number of this host among the hosts that have a process with our local rank."""
     return running().world.cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have a process with our local rank."""
+    """Return the number of hosts that have a process with our local rank."""
     return running().world.cross_size

@@ -1,12 +1,13 @@
-"""Process sets: groups of ranks that do collectives among themselves.
+"""Process sets: subsets of the ranks with collectives of their own.
 
-    evens = hvd.ProcessSet([0, 2]) hvd.init(process_sets=[evens])                         # static:
-    known from the start odds = hvd.add_process_set([1, 3])                     # dynamic: after
-    init(process_sets="dynamic"), on every rank hvd.allreduce(loss, process_set=evens)
-    # on ranks 0 and 2
+    evens = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[evens])                # static: exists from the start
+    odds = hvd.add_process_set([1, 3])            # dynamic: after init(process_sets="dynamic"),
+                                                  # on every rank
+    hvd.allreduce(loss, process_set=evens)        # on ranks 0 and 2
 
-A set becomes usable when the engine has given it a number. `shutdown()` takes the numbers back, so
-that an object kept over a restart cannot name another set by accident.
+A set is usable once the engine has given it a number. `shutdown()` takes the numbers back, so that
+an object kept over a restart cannot name another set by accident.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ from allstep.hvd.place import rank, running
 def _ranks_of(given: Any) -> Iterable[Any]:
     if hasattr(given, "Get_group"):
         raise ValueError(
-            "a ProcessSet of an mpi4py communicator needs MPI to carry the data; give the list of"
+            "a ProcessSet of an mpi4py communicator needs MPI as transport; give the list of"
             " its ranks instead"
         )
     if not isinstance(given, Iterable):
@@ -35,23 +36,25 @@ def _number(each: Any, given: Any) -> int:
 
 
 class ProcessSet:
-    """Ranks that work together. Two sets are equal only if they are the same object."""
+    """A subset of the ranks. Two sets are equal only if they are the same object.
+
+    `ranks_or_comm`: the ranks; empty means all ranks.
+    """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         self.process_set_id: int | None = None
         self.ranks: list[int] = sorted(
             _number(each, ranks_or_comm) for each in _ranks_of(ranks_or_comm)
         )
-        self.mpi_comm: Any = (
-            None  # Horovod's sets can stand for an MPI communicator; ours are always lists of ranks
-        )
+        # Horovod's sets may hold an MPI communicator; ours are always lists of ranks.
+        self.mpi_comm: Any = None
 
     def size(self) -> int | None:
-        """How many ranks it has; None before it is registered."""
+        """Return the number of ranks in the set; None before it is registered."""
         return None if self.process_set_id is None else len(self._members())
 
     def rank(self) -> int | None:
-        """Our number in the set; None before it is registered."""
+        """Return the number of this process in the set; None before the set is registered."""
         if self.process_set_id is None:
             return None
         members, ours = self._members(), rank()
@@ -63,7 +66,7 @@ class ProcessSet:
         return members.index(ours)
 
     def included(self) -> bool:
-        """Whether this process belongs to it."""
+        """Return whether this process is a member."""
         return rank() in self.ranks
 
     def _members(self) -> Sequence[int]:
@@ -86,13 +89,14 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
-_registered: list[ProcessSet] = []  # those that hold a number now
+# The sets that have a number now.
+_registered: list[ProcessSet] = []
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """A new set, while the engine runs.
+    """Add a process set while the engine runs, and return it.
 
-    All processes, members or not, call this in the same order; it returns when all have.
+    All processes, members or not, call it in the same order; it returns once all have.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     added.process_set_id = running().add_process_set(added.ranks)
@@ -101,9 +105,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a set away again, on all processes in the same order.
+    """Remove a process set. Return False if it is the world's or not registered.
 
-    False if it is the world's or not registered.
+    All processes call it in the same order.
     """
     number = process_set.process_set_id
     removed = running().remove_process_set(number) if number is not None else False
@@ -114,8 +118,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def register(sets: Sequence[ProcessSet]) -> None:
-    """Called by `init`: the engine is up; give each set the number that the engine has for its
-    ranks."""
+    """Give each set the number that the running engine has for its ranks; called by `init`."""
     current = running()
     global_process_set.ranks = list(range(current.world.size))
     numbers = {ranks: number for number, ranks in current.process_sets.items()}
@@ -124,8 +127,8 @@ def register(sets: Sequence[ProcessSet]) -> None:
         number = numbers.get(tuple(each.ranks or global_process_set.ranks))
         if number is None:
             raise ValueError(
-                f"process set {place}, with ranks {each.ranks}, was not given to the init() that"
-                " started: see add_process_set"
+                f"process set {place}, with ranks {each.ranks}, was not an argument of the init()"
+                " that started the engine: use add_process_set"
             )
         if number in taken:
             raise ValueError(
@@ -139,7 +142,7 @@ def register(sets: Sequence[ProcessSet]) -> None:
 
 
 def forget() -> None:
-    """Called by `shutdown`: no set has a number any more, except the world's."""
+    """Take back the numbers of all sets except the world's; called by `shutdown`."""
     for each in _registered:
         each.process_set_id = None
     _registered.clear()

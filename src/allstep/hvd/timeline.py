@@ -1,9 +1,10 @@
 """Horovod's calls to start and stop a timeline.
 
-`HOROVOD_TIMELINE=FILE` at `init()` asks for a timeline from the start, `HOROVOD_TIMELINE=DYNAMIC`
-only allows `start_timeline`. Without the variable a later start is an error, as it is with Horovod.
-The file belongs to rank 0, which makes it at once: a path that cannot be written is an error here
-and now. What is in it is in `horovod_trace`; it hears of it through the hooks of rank 0's engine.
+`HOROVOD_TIMELINE=FILE` at `init()` starts a timeline at once; `HOROVOD_TIMELINE=DYNAMIC` only
+allows `start_timeline`. Without the variable a later start is an error, as with Horovod. The file
+belongs to rank 0, which creates it at once, so a path that cannot be written is an error of the
+call. `horovod_trace` describes the contents; it receives events through the hooks of rank 0's
+engine.
 """
 
 import os
@@ -18,7 +19,7 @@ VARIABLE = "HOROVOD_TIMELINE"
 
 
 class _HorovodTimelineState:
-    """The timeline of this process: the one that is written, and whether one may be started."""
+    """The timeline of this process: the one being written, and whether one may be started."""
 
     def __init__(self) -> None:
         self.trace: HorovodTrace | None = None
@@ -29,14 +30,14 @@ _process = _HorovodTimelineState()
 
 
 def current() -> HorovodTrace | None:
-    """The one that is being written by this process."""
+    """Return the timeline that this process writes, or None."""
     return _process.trace
 
 
-def asked_for(engine: Engine) -> Hooks:
-    """Called by `init` before anything happens: read the variable once.
+def hooks_for(engine: Engine) -> Hooks:
+    """Return the hooks for a new engine, as HOROVOD_TIMELINE requests; called by `init`.
 
-    A file that cannot be written is a ValueError of init().
+    Raise ValueError for a file that cannot be written.
     """
     value = os.environ.get(VARIABLE, "")
     _process.is_allowed = bool(value)
@@ -46,11 +47,10 @@ def asked_for(engine: Engine) -> Hooks:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write what happens to every tensor to this file of rank 0, from now on. Another file, or the
-    same again, may follow.
+    """Write the phases of every tensor to this file of rank 0 from now on.
 
-    mark_cycles: also show when rank 0 tells the others what to do. Horovod marks its cycles; here
-    there are none.
+    A running timeline ends first; the file may be the same. `mark_cycles`: also mark each answer of
+    rank 0's coordinator (default: False). Horovod marks its cycles; here there are none.
     """
     engine = running()
     if not _process.is_allowed:
@@ -59,7 +59,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
             f" {VARIABLE}=DYNAMIC"
         )
     if rank() == 0:
-        stop_timeline()  # first, since it may be the same file
+        # First, since it may be the same file.
+        stop_timeline()
         engine.hooks = _begin(engine, os.fspath(file_path), mark_cycles)
 
 
@@ -73,7 +74,7 @@ def _begin(engine: Engine, path: str, mark_cycles: bool) -> HorovodTrace:
 
 
 def stop_timeline() -> None:
-    """End it; nothing happens when there is none."""
+    """End the timeline; a no-op if there is none."""
     engine = running()
     if _process.trace is not None:
         engine.hooks = Hooks()
@@ -82,6 +83,6 @@ def stop_timeline() -> None:
 
 
 def forget() -> None:
-    """Called by `shutdown`."""
+    """End the timeline and forget the permission to start one; called by `shutdown`."""
     stop_timeline()
     _process.is_allowed = False

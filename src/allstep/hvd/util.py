@@ -14,13 +14,16 @@ import torch.distributed as dist
 
 Item = TypeVar("Item")
 
-# Horovod compiled one extension for each framework. Ours are front-ends; which module is the one
-# for a framework's name:
+# Horovod compiles one extension for each framework; allstep has front-ends. Module of the
+# front-end by the name of the framework:
 _FRONT_ENDS = {"torch": "allstep.torch", "tensorflow": "allstep.keras"}
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether there is a front-end for this framework ("torch", "tensorflow", "mxnet")."""
+    """Return whether there is a front-end for this framework ("torch", "tensorflow", "mxnet").
+
+    `verbose`: also print the result (default: False).
+    """
     module = _FRONT_ENDS.get(ext_base_name)
     found = module is not None and importlib.util.find_spec(module) is not None
     if verbose:
@@ -29,9 +32,9 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """ImportError when there is no front-end of that name ("horovod.torch").
+    """Raise ImportError if there is no front-end of that name ("horovod.torch").
 
-    Nothing is compiled, so the variable plays no part.
+    Nothing is compiled, so `ext_env_var` and `pkg_path` have no effect.
     """
     framework = ext_name.removeprefix("horovod.")
     if not extension_available(framework):
@@ -41,22 +44,22 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether this process could use a GPU through that front-end."""
+    """Return whether this process could use a GPU through that front-end."""
     return extension_available(ext_base_name, verbose) and torch.cuda.is_available()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """True: the road between hosts on CPU is torch's Gloo."""
+    """Return whether torch has Gloo, the transport between hosts on CPU."""
     return dist.is_gloo_available()
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """False: MPI may start the ranks, but carries nothing."""
+    """Return False: MPI may launch the ranks, but transports no data."""
     return False
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """The version of torch's NCCL as one number (2.21.5 is 22105), 0 without it."""
+    """Return the version of torch's NCCL as one number (2.21.5 is 22105), 0 without NCCL."""
     if not dist.is_nccl_available():
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
@@ -64,28 +67,28 @@ def nccl_built(verbose: bool = False) -> int:
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """False: IBM's DDL is not used."""
+    """Return False: IBM's DDL is not used."""
     return False
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """False: oneCCL is not used."""
+    """Return False: oneCCL is not used."""
     return False
 
 
 def cuda_built() -> bool:
-    """Whether torch was built for CUDA."""
+    """Return whether torch was built for CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Whether torch was built for ROCm."""
+    """Return whether torch was built for ROCm."""
     return torch.version.hip is not None
 
 
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Set environment variables for the time of the block; None leaves one as it is."""
+    """Set environment variables for the duration of the block; None leaves one unchanged."""
     changed = {name: value for name, value in kwargs.items() if value is not None}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
@@ -100,7 +103,7 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 
 def env_flag(name: str) -> bool:
-    """Horovod's switches: on is a whole number above 0; anything else, and nothing, is off."""
+    """Return whether one of Horovod's switches is on: an integer above 0. Anything else is off."""
     try:
         return int(os.environ.get(name, "0")) > 0
     except ValueError:
@@ -108,26 +111,27 @@ def env_flag(name: str) -> bool:
 
 
 def split_list(items: Sequence[Item], num_parts: int) -> list[Sequence[Item]]:
-    """Consecutive parts of nearly equal length; the first ones are longer by one where it does not
-    come out even."""
+    """Split a list into consecutive parts; the first parts are longer by one if it is uneven."""
     each, more = divmod(len(items), num_parts)
     starts = [part * each + min(part, more) for part in range(num_parts + 1)]
     return [items[start:end] for start, end in pairwise(starts)]
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether it is 1, 2, 4, 8 ..."""
+    """Return whether it is 1, 2, 4, 8 ..."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def is_iterable(x: object) -> bool:
-    """Whether one can loop over it."""
+    """Return whether an object is iterable."""
     return isinstance(x, Iterable)
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether release `ver` ("2.13.0+cpu") is `target` ("1.5.0": three numbers) or later;
-    "1.5.0rc1" is earlier."""
+    """Return whether release `ver` ("2.13.0+cpu") is `target` ("1.5.0": three numbers) or later.
+
+    A pre-release such as "1.5.0rc1" is earlier than "1.5.0".
+    """
     if not isinstance(ver, str) or not isinstance(target, str):
         raise ValueError(
             f"versions are compared as text, not {type(ver).__name__} with {type(target).__name__}"
@@ -138,7 +142,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 
 def _release(version: str) -> tuple[list[int], bool]:
-    """Its numbers, and whether it is out."""
+    """Return the numbers of a version, and whether it is a final release."""
     text = version.partition("+")[0].removeprefix("v")
     found = re.match(r"\d+(\.\d+)*", text)
     if found is None:
@@ -151,9 +155,9 @@ def _release(version: str) -> tuple[list[int], bool]:
 def get_average_backwards_compatibility_fun(
     reduce_ops: Any,
 ) -> Callable[[int | None, bool | None], int]:
-    """A function (op, average) -> op, for a front-end that has `Average` and `Sum`.
+    """Return a function (op, average) -> op, for a front-end that has `Average` and `Sum`.
 
-    `average` is Horovod's older way to say it.
+    `average` is Horovod's older argument for the same choice.
     """
 
     def handle_average(op: int | None, average: bool | None) -> int:
@@ -164,7 +168,7 @@ def get_average_backwards_compatibility_fun(
         if average is None:
             return int(reduce_ops.Average)
         warnings.warn(
-            "average= is deprecated: say op=hvd.Average or op=hvd.Sum",
+            "average= is deprecated: use op=hvd.Average or op=hvd.Sum",
             DeprecationWarning,
             stacklevel=3,
         )

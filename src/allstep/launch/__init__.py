@@ -1,24 +1,24 @@
-"""Starting workers, here and on other hosts, and never hiding why one failed.
+"""Starts workers on this host and on others, and reports the first failure.
 
-`launch` runs a command on workers of this machine; `Job` and `Launcher` are the whole of it; `run`
-calls a function on workers.
+`launch` runs a command on workers of this machine; `Job` and `Launcher` run any job; `run` calls a
+function on workers.
 
 ```
-run_state          which rank failed first, when to stop, the exit code; pure (`run_events`)
-failure            how one rank failed, cause or consequence, the report
-restart            what follows a failure: a policy
-launcher           the loop: links and signals to events, decisions to messages
-orders             what each agent is to start: command, environment, addresses
-agent, agent_main  one process per host that starts and watches its workers
-messages, link     what launcher and agents send each other, and the way it takes
-host_connection    the hosts as the launcher sees them: agent, link, ssh
-hosts, output      names and addresses of hosts; lines of workers, log files
-function           `run`, with function_worker and large_values
-horovod, gloo      environments in which scripts for Horovod or Gloo get allstep (search_path)
-job, signals       what was asked for; signals to the launcher
+run_state              which rank failed first, when to stop, the exit code; pure (`run_events`)
+cause                  how one rank failed, cause or consequence, the report
+restart                the policy that decides what follows a failure
+launcher               the loop: links and signals to events, decisions to messages
+orders                 the command, environment and addresses that each agent receives
+agent, agent_main      one process per host that starts its workers (worker_stream: their output)
+messages, link         the messages between launcher and agents, and their channel
+host_connection        the launcher's connection to a host: agent, link, ssh
+hosts, output          names and addresses of hosts; lines of workers, log files
+function               `run`, with function_worker and large_values
+horovod, gloo          environments in which scripts for Horovod or Gloo use allstep (search_path)
+job, signals           the options of a run; signals to the launcher
 ```
 
-No torch and no numpy: may import what is below `comm` only. Start with `run_state`, then
+No torch and no numpy: imports only from layers below `comm`. Start with `run_state`, then
 `launcher`.
 """
 
@@ -51,10 +51,10 @@ def launch(
     foreground: bool = True,
     env: dict[str, str] | None = None,
 ) -> int:
-    """Run a command on workers of this machine; the exit code of the run.
+    """Run `command` on `num_workers` workers of this machine; return the exit code of the run.
 
-    foreground: rank 0 writes to our standard output itself, without a prefix, so that a terminal
-    stays one. env: the workers' environment; ours when None.
+    foreground: rank 0 inherits this process's standard output, without a prefix, so that it writes
+    to the terminal itself (default). env: the environment of the workers (default: os.environ).
     """
     job = Job(command, [Host("localhost", num_workers)], foreground=foreground)
     if env is not None:

@@ -1,26 +1,25 @@
-"""The agent: one process per host that starts that host's workers, passes on what they print, and
-cleans up after them.
+"""The agent: one process per host that starts the host's workers, forwards their output, and kills
+the processes that they leave behind.
 
-    launcher --- socket pair --- agent on this host   --- worker, worker
-             --- ssh ----------- agent on another one --- worker, worker
+    launcher --- socket pair --- agent on this host    --- worker, worker
+             --- ssh ----------- agent on another host --- worker, worker
 
-The agent is the workers' parent, and nothing that it started outlives it:
+The agent is the parent of the workers, and no process that it started outlives it:
 
-* the launcher is gone (end of file, or from another host no sign of life for 0.7 of `lost`
-  seconds): everything is killed;
-* the agent itself is killed: the kernel kills the workers (PR_SET_PDEATHSIG);
-* a worker leaves processes behind, even in a session of their own: as "subreaper" the agent
-  inherits and finds them.
+* If the launcher is lost (end of file, or for an agent on another host no message for 0.7 of `lost`
+  seconds), the agent kills everything.
+* If the agent itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG).
+* If a worker leaves processes behind, even in a session of their own, the agent inherits them as
+  "subreaper" and kills them.
 
-Each worker leads a session of its own, so a signal reaches its whole process group and Ctrl-C at
-the terminal only the launcher.
+Each worker leads a session of its own, so that a signal reaches its whole process group, and Ctrl-C
+at the terminal reaches only the launcher.
 
 The messages of both directions are in `messages`.
 """
 
 import contextlib
 import errno
-import fcntl
 import os
 import resource
 import selectors
@@ -29,10 +28,9 @@ import signal
 import socket
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from allstep import machine, wire
 from allstep.launch import horovod
@@ -44,7 +42,6 @@ from allstep.launch.messages import (
     Finish,
     Hello,
     Kill,
-    Lines,
     Message,
     Problem,
     Signal,
@@ -52,19 +49,19 @@ from allstep.launch.messages import (
     Started,
     WorkerOrder,
 )
-from allstep.launch.output import lines
+from allstep.launch.worker_stream import WorkerStream
 from allstep.limits import read_limits
 from allstep.process.family import adopt_orphans, descendants, die_with_parent, reap
 from allstep.process.liveness import Life, life_of
 
-_STILL_SECONDS = 1.0  # a beat that comes so late was held up by the machine
-_DYING_SECONDS = (
-    4.0  # on a busy machine also those who were killed need a while; the launcher waits for 5 s
-)
+# A heartbeat that is late by so much was delayed by the machine, not by the launcher.
+_PAUSE_SECONDS = 1.0
+# On a busy machine, killed processes need a while to end; the launcher waits for 5 s.
+_DYING_SECONDS = 4.0
 
 
 class CannotStart(Exception):
-    """Why this host cannot start its workers, in one line."""
+    """This host cannot start its workers; the text is the reason, in one line."""
 
 
 class Worker(NamedTuple):
@@ -76,33 +73,36 @@ class Worker(NamedTuple):
 
 
 class Agent:
-    """Runs until its workers are gone and the launcher says finish, or until the launcher is gone."""
+    """The agent of one host. Runs until the launcher sends `Finish` or is lost.
+
+    link: to the launcher. host: the name of this host. remote: the launcher is on another host.
+    """
 
     def __init__(self, link: Link, host: str, *, remote: bool) -> None:
         self.link = link
         self.host = host
         self.remote = remote
-        defaults = read_limits({})  # until the launcher sends its own
+        # Until the launcher sends its own limits.
+        defaults = read_limits({})
         self.lost_seconds, self.beat_seconds = defaults.lost_for_agent, defaults.beat
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.workers: dict[int, Worker] = {}
         self.running: set[int] = set()
-        self._ended: list[
-            tuple[int, int]
-        ] = []  # rank and exit code of workers whose end has not been reported
+        # Rank and exit code of ended workers that have not been reported.
+        self._ended: list[tuple[int, int]] = []
         self.done = False
         self.port_holder = _hold_port()
         self.oom_kills = machine.oom_kills()
-        self.streams: list[_Stream] = []
+        self.streams: list[WorkerStream] = []
         self._full = False
         self._room: int | None = None
 
     def run(self) -> None:
-        """Serve the launcher until there is nothing left to do; then leave nothing behind."""
+        """Serve the launcher until `Finish` or its end; then kill all descendants."""
         adopt_orphans()
-        self.selector.register(self.link.read_fd, selectors.EVENT_READ, self._hear)
-        self._greet()
+        self.selector.register(self.link.read_fd, selectors.EVENT_READ, self._receive)
+        self._send_hello()
         next_beat = time.monotonic() + self.beat_seconds
         try:
             while not self.done and not self.link.ended:
@@ -110,21 +110,20 @@ class Agent:
                 for key, _ in self.selector.select(max(0.0, next_beat - time.monotonic())):
                     key.data()
                 if (now := time.monotonic()) >= next_beat:
-                    # While we stood still ourselves (stopped, or the whole machine was) the
-                    # launcher's silence does not count.
-                    if now - next_beat > _STILL_SECONDS:
-                        self.heard = min(now, self.heard + now - next_beat)
+                    # Time in which this process did not run (stopped, or the machine suspended)
+                    # does not count as silence of the launcher.
+                    if now - next_beat > _PAUSE_SECONDS:
+                        self.last_received = min(now, self.last_received + now - next_beat)
                     next_beat = now + self.beat_seconds
                     self._beat()
                 self.link.flush()
-                self._mind_the_outbox()
+                self._apply_backpressure()
         finally:
             self._clean_up()
 
-    def _greet(self) -> None:
-        ssh = os.environ.get(
-            "SSH_CONNECTION", ""
-        ).split()  # the launcher's address and port, then ours
+    def _send_hello(self) -> None:
+        # Address and port of the launcher, then of this host.
+        ssh = os.environ.get("SSH_CONNECTION", "").split()
         by_ssh = self.remote and len(ssh) == 4
         self.link.send(
             Hello(
@@ -136,11 +135,12 @@ class Agent:
         )
 
     def _beat(self) -> None:
+        """Send a sign of life; end if the launcher has been silent for too long."""
         if not self.link.outbox:
             self.link.send(Alive())
-        if self.remote and time.monotonic() - self.heard > self.lost_seconds:
-            # On standard error, which has a way of its own to the launcher if that is back.
-            silence = time.monotonic() - self.heard
+        if self.remote and time.monotonic() - self.last_received > self.lost_seconds:
+            # On standard error, which reaches the launcher separately if it is back.
+            silence = time.monotonic() - self.last_received
             print(
                 f"no sign of life from the launcher for {silence:.0f} s: the agent ended its"
                 " workers",
@@ -149,10 +149,10 @@ class Agent:
             self.link.ended = True
 
     def _wait_for_room(self) -> None:
-        """Let the selector return as soon as the launcher takes more, while there is more for it."""
+        """Wake the selector when the link can take more, while the outbox is not empty."""
         waits = bool(self.link.outbox)
         if waits and self._room is None:
-            # A descriptor of its own, since both directions of the link may be one socket.
+            # A duplicate descriptor, since both directions of the link may be one socket.
             self._room = os.dup(self.link.write_fd)
             self.selector.register(self._room, selectors.EVENT_WRITE, self.link.flush)
         elif not waits and self._room is not None:
@@ -160,26 +160,26 @@ class Agent:
             os.close(self._room)
             self._room = None
 
-    def _mind_the_outbox(self) -> None:
-        """Stop reading from the workers while the launcher does not take what they said; they wait
-        in their turn."""
+    def _apply_backpressure(self) -> None:
+        """Stop reading from the workers while the launcher does not read; the workers then wait."""
         full = len(self.link.outbox) > FULL
         if full != self._full:
             self._full = full
             for stream in self.streams:
                 stream.pause() if full else stream.resume()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             for message in self.link.receive():
-                self.heard = time.monotonic()
+                self.last_received = time.monotonic()
                 self._take(message)
         except BadMessage as bad:
-            # Leave: a launcher that this agent does not understand may not be able to end it.
+            # The agent ends: a launcher that it does not understand may not be able to end it.
             self.link.send(Problem(bad.described("the launcher")))
             self.done = True
 
     def _take(self, message: Message) -> None:
+        """Carry out a message of the launcher."""
         match message:
             case Start():
                 self._on_start(message)
@@ -197,6 +197,7 @@ class Agent:
                 os.killpg(self.workers[rank].process.pid, number)
 
     def _on_start(self, message: Start) -> None:
+        """Start the workers; send a `Problem` if that fails."""
         self.lost_seconds, self.beat_seconds = message.lost, message.beat
         try:
             common = self._prepare(message)
@@ -208,7 +209,7 @@ class Agent:
             self.link.send(Problem(_what_is_missing(error, len(message.workers))))
 
     def _prepare(self, message: Start) -> dict[str, str]:
-        """The environment of this host's workers; CannotStart when the command cannot run here."""
+        """Return the environment of this host's workers; CannotStart if the command cannot run."""
         env = {**os.environ, **message.env} if self.remote else dict(message.env)
         bin_folder = str(Path(sys.executable).parent)
         env["PATH"] = os.pathsep.join([bin_folder, env.get("PATH", os.defpath)])
@@ -229,21 +230,22 @@ class Agent:
         return env
 
     def _reach_store(self, message: Start) -> tuple[str, int]:
-        """The store's address as seen from here; the first of those offered that answers."""
+        """Return the first of the store's addresses that answers from this host."""
         try:
             client = wire.Client(
                 list(message.store), message.token, timeout=5.0 if self.remote else 10.0
             )
         except OSError as error:
             raise CannotStart(
-                f"cannot reach the launcher: {error}. Is a firewall between the hosts? --iface"
-                " names another way"
+                f"cannot reach the launcher: {error}; check for a firewall between the hosts, or"
+                " set another interface with --iface"
             ) from error
         found = client.server_address
         client.close()
         return found
 
     def _start(self, worker: WorkerOrder, common: dict[str, str], message: Start) -> None:
+        """Start one worker with the environment `common` and its own variables."""
         rank = worker.rank
         to_terminal = rank == message.foreground
         try:
@@ -266,15 +268,19 @@ class Agent:
             self.workers[rank].life, selectors.EVENT_READ, lambda: self._exited(rank)
         )
         if process.stdout is not None:
-            self.streams.append(_Stream(self, rank, "out", process.stdout.fileno()))
+            self.streams.append(
+                WorkerStream(self.selector, self.link, rank, "out", process.stdout.fileno())
+            )
         if process.stderr is not None:
-            self.streams.append(_Stream(self, rank, "err", process.stderr.fileno()))
+            self.streams.append(
+                WorkerStream(self.selector, self.link, rank, "err", process.stderr.fileno())
+            )
         self.link.send(Started(rank, process.pid))
 
     def _exited(self, rank: int) -> None:
-        """Pass on the last words of a worker and how it ended.
+        """Send the remaining output of an ended worker, and its exit code.
 
-        What it left behind is killed when the run is over.
+        Processes that it left behind are killed at the end of the run.
         """
         worker = self.workers[rank]
         self.selector.unregister(worker.life)
@@ -284,20 +290,21 @@ class Agent:
                 stream.drain()
         self.running.discard(rank)
         self._ended.insert(0, (rank, code))
-        # Another worker may have been killed first and still be giving back its memory, while this
-        # one has already missed it and
-        # failed: the launcher is to learn of both at once, so that it names the right one.
+        # Another worker may have been killed first and still be freeing its memory, while this one
+        # has already failed because of it. The launcher must learn of both at once, so that it
+        # reports the right one.
         if not any(self.workers[other].life.is_ending() for other in self.running):
             self._report_ends()
 
     def _report_ends(self) -> None:
+        """Send an `Exit` for each ended worker that has not been reported."""
         out_of_memory = machine.oom_kills() > self.oom_kills
         ended, self._ended = self._ended, []
         for rank, code in ended:
             self.link.send(Exit(rank, code, out_of_memory))
 
     def _clean_up(self) -> None:
-        """Kill every process that descends from us; say the last words."""
+        """Kill all descendants; then send what is left in the outbox, for 2 s at most."""
         end = time.monotonic() + _DYING_SECONDS
         while (children := descendants(os.getpid())) and time.monotonic() < end:
             for pid in children:
@@ -311,74 +318,8 @@ class Agent:
             time.sleep(0.01)
 
 
-class _Stream:
-    """What one worker prints on one of its streams.
-
-    It is read while it is `watched`: not while the launcher takes nothing (`pause`), and not after
-    its end.
-    """
-
-    def __init__(self, agent: Agent, rank: int, name: Literal["out", "err"], fd: int) -> None:
-        self.agent, self.rank, self.name, self.fd = agent, rank, name, fd
-        self.lines = lines.LineCutter()
-        self.ended = False
-        self.watched = False
-        os.set_blocking(fd, False)
-        self.resume()
-
-    def resume(self) -> None:
-        """Read it whenever there is something. May be called at any time."""
-        if not self.ended and not self.watched:
-            self.watched = True
-            self.agent.selector.register(self.fd, selectors.EVENT_READ, self.read)
-
-    def pause(self) -> None:
-        """Leave what comes in the pipe. May be called at any time."""
-        if self.watched:
-            self.watched = False
-            self.agent.selector.unregister(self.fd)
-
-    def read(self, most: int = 1 << 16) -> int:
-        """Pass on what can be read now, at most so many bytes, and return how many there were."""
-        try:
-            data = os.read(self.fd, most)
-        except BlockingIOError:
-            return 0
-        self._pass_on(self.lines.feed(data) if data else self.lines.end())
-        if not data:
-            self.pause()
-            self.ended = True
-        return len(data)
-
-    def drain(self) -> None:
-        """Pass on all that a worker that is gone has left in the pipe, also while the stream is
-        paused.
-
-        Its children may hold the pipe open and write on, so neither wait for the end of the stream
-        nor read more than the pipe holds now.
-        """
-        left = _bytes_in(self.fd)
-        while left > 0 and (count := self.read(left)):
-            left -= count
-        # Tells whether the stream has ended: a read of a pipe that is empty and open returns at
-        # once.
-        if not self.ended and not _bytes_in(self.fd):
-            self.read()
-        self._pass_on(self.lines.end())
-
-    def _pass_on(self, pieces: list[str]) -> None:
-        if pieces:
-            self.agent.link.send(Lines(self.rank, self.name, tuple(pieces)))
-
-
-def _bytes_in(pipe: int) -> int:
-    """Return how many bytes a pipe holds now."""
-    count = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
-    return int.from_bytes(count, sys.byteorder)
-
-
 def _what_is_missing(error: OSError, num_workers: int) -> str:
-    """Return one line about what kept a worker from being started: a limit of this host."""
+    """Return one line about the limit of this host that prevented the start of a worker."""
     advice = ""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -388,10 +329,11 @@ def _what_is_missing(error: OSError, num_workers: int) -> str:
 
 
 def _hold_port() -> socket.socket:
-    """A port for scripts that must be told one (MASTER_PORT).
+    """Reserve a port for scripts that need one (MASTER_PORT); return the socket that holds it.
 
-    It is bound here and never listened on, so that the kernel gives it to nobody who asks for any
-    port; whoever asks for just this one with SO_REUSEADDR, as torch's store does, gets it.
+    The socket is bound but never listens. So the kernel does not give the port to a process that
+    asks for any free one, but does give it to a process that binds it with SO_REUSEADDR, as
+    torch's store does.
     """
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -400,8 +342,10 @@ def _hold_port() -> socket.socket:
 
 
 def _interface_variable(name: str, message: Start, env: dict[str, str]) -> dict[str, str]:
-    """Which interface Gloo or NCCL shall use: the one asked for, else the one that routes to the
-    other hosts."""
+    """Return the variable that sets the interface of Gloo or NCCL; empty to leave it unset.
+
+    The interface is the one of `--iface`, else the one that routes to the other hosts.
+    """
     if message.iface:
         return {name: message.iface}
     if name in env:

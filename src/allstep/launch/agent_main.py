@@ -1,8 +1,7 @@
-"""What ssh starts on another host: an agent, with the launcher at the other end of the standard
-streams.
+"""The program that ssh starts on another host: an agent with the launcher on its standard streams.
 
 A module of its own, since the package imports `agent`: Python warns on standard error when it runs
-a module that is already imported, and the launcher would quote that.
+a module that is already imported, and the launcher would quote that warning.
 """
 
 import os
@@ -11,15 +10,17 @@ import sys
 from allstep.launch.agent import Agent
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT
+from allstep.process.family import keep_exit_codes
 
 
 def main() -> None:
     """Run the agent of the host that the command line names."""
     _, host = sys.argv
     to_launcher = os.dup(1)
-    # A stray print must not get between the messages.
+    # A stray print must not mix with the messages.
     os.dup2(2, 1)
-    Agent(Link(0, to_launcher, TO_AGENT), host, remote=True).run()
+    with keep_exit_codes():
+        Agent(Link(0, to_launcher, TO_AGENT), host, remote=True).run()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""`allstep.run(function, num_proc=4)`: call a function on many workers and get what each returned.
-It is `horovod.run`.
+"""`allstep.run(function, num_proc=4)`: calls a function on workers and returns their results.
 
-    caller  -- a store of its own, with the pickled call --   allstep run -- worker: call it, put
-    the result back
-            <----------------- results by rank -----------------------------/
+It has the arguments of `horovod.run`.
 
-The workers are started by `allstep run` in a process of its own: a caller may have threads, may be
-a notebook, and keeps its signals. The call travels as cloudpickle makes it, so functions of a
-notebook or of `__main__` work; workers search the caller's import path first. Bytes on the way are
-cut into pieces that the store takes.
+    caller (a store with the pickled call)  -->  allstep run  -->  worker: makes the call
+           <--------------------- results by rank -------------------/
+
+`allstep run` starts the workers in a process of its own, because a caller may have threads, may be
+a notebook, and keeps its signal handlers. The call is pickled by cloudpickle, so functions of a
+notebook or of `__main__` work; workers search the caller's import path first. Pickled bytes are cut
+into chunks that fit into the store (`large_values`).
 """
 
 import contextlib
@@ -26,12 +26,14 @@ from typing import IO, Any, TextIO
 
 from allstep import wire
 from allstep.errors import ConfigError
-from allstep.launch.large_values import collect, pieces
+from allstep.launch.large_values import chunks, collect
+from allstep.process.family import keep_exit_codes
 from allstep.process.python import run_module
 
-_OWN = ("allstep run: ", "allstep: ")  # how a line of the launcher itself begins
+# Starts of the launcher's own lines.
+_OWN = ("allstep run: ", "allstep: ")
 _KEPT_LINES = 500
-# The arguments that are options of `allstep run`, in the order of its command line.
+# The option of `allstep run` for each argument, in the order of its command line.
 _FLAGS = {
     "num_proc": "-np",
     "min_num_proc": "--min-np",
@@ -90,12 +92,17 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call `func(*args, **kwargs)` on `num_proc` workers; their results by rank.
+    """Call `func(*args, **kwargs)` on `num_proc` workers and return their results by rank.
 
-    The options are those of `horovodrun`. A worker that fails stops the others and is a
-    RuntimeError with its traceback.
+    The other arguments are options of `horovodrun`, with the same meaning and default (None).
+    `hosts` ("h1:2,h2:4"), `hostfile` and `host_discovery_script` name hosts and slots (default:
+    this host); `start_timeout` is in seconds; `output_filename` is a folder for the workers'
+    output; `executable` is the Python of the workers (default: this one). `np`, `min_np`, `max_np`
+    and `network_interface` are deprecated names.
+
+    A worker that fails stops the others and raises RuntimeError with its traceback.
     """
-    # First of all, while there are no other local names than the arguments.
+    # The first statement, while the arguments are the only local names.
     given = dict(locals())
     options = _options(given)
     command = run_module("allstep", "run", *_arguments(options))
@@ -107,11 +114,11 @@ def run(
 def _options(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options of `allstep run`, by flag, for the arguments of `run`.
 
-    ValueError for arguments that exclude each other. Warns of deprecated names.
+    Raises ValueError for arguments that exclude each other; warns of deprecated names.
     """
     for old, new in _RENAMED.items():
         if given[old] is not None:
-            # 1 is this line, 2 `run`, 3 its caller.
+            # Level 1 is this line, 2 is `run`, 3 is its caller.
             warnings.warn(
                 f"{old} is deprecated: the argument is called {new} now",
                 DeprecationWarning,
@@ -132,7 +139,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
-    """The options that were given, as they stand on a command line."""
+    """Return the options that were given as arguments of a command line."""
     found: list[str] = []
     for name, value in options.items():
         if value is None or value is False:
@@ -145,17 +152,23 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
 def _call(
     command: list[str], func: Callable[..., Any], args: Any, kwargs: Any, bind: str
 ) -> list[Any]:
+    """Run the launcher's `command` with a store that holds the call; return the results by rank.
+
+    bind: the address on which the store listens.
+    """
+    # cloudpickle has no type stubs.
     import cloudpickle  # type: ignore[import-untyped]
 
     token = wire.new_token()
     path = [str(Path(entry).resolve()) for entry in sys.path]
-    # The results are the caller's own: only the memory of this machine bounds them.
+    # The results belong to the caller, so only the memory of this machine limits them.
     with wire.Server(token, bind, max_nbytes=_half_of_memory()) as store:
         call = cloudpickle.dumps((func, tuple(args), dict(kwargs)))
-        for key, piece in pieces("call", cloudpickle.dumps((path, call))):
-            store.set(key, piece)
+        for key, chunk in chunks("call", cloudpickle.dumps((path, call))):
+            store.set(key, chunk)
         env = {**os.environ, "ALLSTEP_CALL_PORT": str(store.port), "ALLSTEP_CALL_TOKEN": token}
-        code, notices = _watch(command, env)
+        with keep_exit_codes():
+            code, notices = _run_launcher(command, env)
         if store.failure:
             raise RuntimeError(f"the store of this call ended by itself: {store.failure}")
         if code == 2 and notices and notices[-1].startswith("allstep: "):
@@ -171,24 +184,26 @@ def _half_of_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _watch(command: list[str], env: dict[str, str]) -> tuple[int, list[str]]:
-    """Run the launcher, pass on what it prints; its exit code, and what it said itself at the end."""
+def _run_launcher(command: list[str], env: dict[str, str]) -> tuple[int, list[str]]:
+    """Run the launcher and copy its output; return its exit code and its own last lines."""
     notices: deque[str] = deque(maxlen=_KEPT_LINES)
     process = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
     )
     assert process.stdout and process.stderr
     readers = [
-        threading.Thread(target=_pass_on, args=(process.stdout, sys.stdout, deque(maxlen=0))),
-        threading.Thread(target=_pass_on, args=(process.stderr, sys.stderr, notices)),
+        threading.Thread(target=_copy_lines, args=(process.stdout, sys.stdout, deque(maxlen=0))),
+        threading.Thread(target=_copy_lines, args=(process.stderr, sys.stderr, notices)),
     ]
     for reader in readers:
         reader.start()
     try:
         process.wait()
     finally:
-        if process.poll() is None:  # Ctrl-C, or an exception from a signal handler
-            process.send_signal(signal.SIGINT)  # the workers get 3 s
+        # Still running after Ctrl-C, or after an exception from a signal handler. After SIGINT the
+        # launcher gives the workers 3 s.
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
             process.wait()
         for reader in readers:
             reader.join()
@@ -197,8 +212,8 @@ def _watch(command: list[str], env: dict[str, str]) -> tuple[int, list[str]]:
     return process.returncode, list(notices)
 
 
-def _pass_on(source: IO[bytes], target: TextIO, notices: deque[str]) -> None:
-    """Copy lines; `notices` keeps what the launcher said last: from the last line that is its own."""
+def _copy_lines(source: IO[bytes], target: TextIO, notices: deque[str]) -> None:
+    """Copy lines to `target`; keep in `notices` those from the launcher's own last line on."""
     for raw in source:
         line = raw.decode(errors="replace")
         with contextlib.suppress(OSError, ValueError):
@@ -210,6 +225,7 @@ def _pass_on(source: IO[bytes], target: TextIO, notices: deque[str]) -> None:
 
 
 def _results(store: wire.Server) -> list[Any]:
+    """Return the results by rank; RuntimeError if a rank has none."""
     import cloudpickle
 
     num_workers = int(store.peek("size") or b"0")
@@ -218,8 +234,8 @@ def _results(store: wire.Server) -> list[Any]:
         data = collect(f"result/{rank}", store.peek)
         if data is None:
             raise RuntimeError(
-                f"rank {rank} ended well but brought no result: did the function call sys.exit or"
-                " os._exit?"
+                f"rank {rank} exited with code 0 but returned no result: the function must return,"
+                " not call sys.exit or os._exit"
             )
         found.append(cloudpickle.loads(data))
     return found

@@ -1,6 +1,6 @@
-"""What a worker of `allstep.run` runs: fetch the call, make it, put the result back.
+"""The program of a worker of `allstep.run`: fetches the call, makes it, stores the result.
 
-It ends when its caller is gone.
+It ends when the process that called `allstep.run` ends.
 """
 
 import os
@@ -9,14 +9,16 @@ import sys
 import threading
 
 from allstep import wire
-from allstep.launch.large_values import collect, pieces
+from allstep.launch.large_values import chunks, collect
 
 _HOUR = 3600.0
-# The caller's store is there before any worker starts: one that does not answer is gone.
+# The caller's store exists before any worker starts: if it does not answer, the caller has ended.
 _CALLER_SECONDS = 10.0
 
 
 def main() -> None:
+    """Make the call that the caller's store holds, and store its result."""
+    # cloudpickle has no type stubs.
     import cloudpickle  # type: ignore[import-untyped]
 
     rank, size = int(os.environ["ALLSTEP_RANK"]), os.environ["ALLSTEP_SIZE"]
@@ -34,12 +36,15 @@ def main() -> None:
     sys.path[:0] = [entry for entry in path if entry not in sys.path]
     func, args, kwargs = cloudpickle.loads(call)
     result = func(*args, **kwargs)
-    for key, piece in pieces(f"result/{rank}", cloudpickle.dumps(result)):
-        caller.set(key, piece)
+    for key, chunk in chunks(f"result/{rank}", cloudpickle.dumps(result)):
+        caller.set(key, chunk)
 
 
 def _end_with(caller: wire.Client) -> None:
-    """The caller never sets this key: only its end ends the wait."""
+    """Kill the process group of this worker when the caller ends.
+
+    The caller never sets the key "end", so only a lost connection ends the wait.
+    """
     while True:
         try:
             caller.wait(["end"], _HOUR)

@@ -1,7 +1,7 @@
-"""`--replace-gloo`: the environment in which Gloo is replaced by backend "allstep".
+"""`--replace-gloo`: the environment in which backend "allstep" replaces Gloo.
 
-`FOLDER` goes first on the workers' PYTHONPATH, here and, with the rest of the environment, on other
-hosts. What happens then is described in the folder's one module.
+`FOLDER` goes first on the workers' PYTHONPATH, on this host and, with the rest of the environment,
+on the others. The folder's only module describes how the replacement works.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _PLUGINS = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def with_gloo_replaced(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment whose programs get backend "allstep" for Gloo."""
+    """Return `env` with `FOLDER` on PYTHONPATH; ConfigError if it turns torch's plugins off."""
     if env.get(_PLUGINS, "1") != "1":
         raise ConfigError(
             f"--replace-gloo needs torch's plugins, but {_PLUGINS}={env[_PLUGINS]} turns them off:"

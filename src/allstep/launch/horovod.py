@@ -1,9 +1,9 @@
-"""What a script written for Horovod finds in a worker: Horovod's variables and, when asked for,
-Horovod's name to import.
+"""The environment of a worker whose script was written for Horovod.
 
-`FOLDER` holds a package `horovod` of thin modules that hand out allstep's own objects, and
-`bin/horovodrun`. Put first on PYTHONPATH it answers `import horovod.torch`; a real Horovod in the
-environment is shadowed for that run and otherwise left alone.
+Every worker has Horovod's variables. With `--as-horovod`, `import horovod` also works: `FOLDER`
+holds a package `horovod` of thin modules that re-export allstep's objects, and `bin/horovodrun`.
+Put first on PYTHONPATH it serves `import horovod.torch`; an installed Horovod is shadowed for that
+run and otherwise not touched.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,13 @@ from pathlib import Path
 from allstep.launch.search_path import with_first
 from allstep.world import World
 
-API_VERSION = "0.28.1"  # of the Horovod whose API this is
+# The version of Horovod whose API allstep implements.
+API_VERSION = "0.28.1"
 FOLDER = Path(__file__).parent.parent / "horovod_path"
 
 
 def place_variables(world: World) -> dict[str, str]:
-    """The place of one worker, in Horovod's names."""
+    """Return rank, sizes and host of one worker as Horovod's variables."""
     return {
         "HOROVOD_HOSTNAME": world.host,
         "HOROVOD_RANK": str(world.rank),
@@ -30,8 +31,7 @@ def place_variables(world: World) -> dict[str, str]:
 
 
 def host_variables(store: tuple[str, int], env: Mapping[str, str]) -> dict[str, str]:
-    """What all workers of a host are told: where the store is, and which interface leads to the
-    other hosts."""
+    """Return Horovod's variables that all workers of a host share: the store and the interface."""
     interface = env.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": store[0],
@@ -43,5 +43,5 @@ def host_variables(store: tuple[str, int], env: Mapping[str, str]) -> dict[str, 
 
 
 def with_horovod(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which `import horovod` finds allstep."""
+    """Return `env` with `FOLDER` on PYTHONPATH, so that `import horovod` finds allstep."""
     return with_first(FOLDER, env)

@@ -1,5 +1,4 @@
-"""The hosts of a run as the launcher sees them: an agent each, a link to it, and what is known of
-it."""
+"""The launcher's connections to the hosts of a run: the agent, the link to it, and its state."""
 
 import contextlib
 import os
@@ -19,69 +18,77 @@ from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Hello
 from allstep.process.pipe import chunks_now
 
-# Characters that are kept of what ssh says: its last lines are quoted.
-_MAX_COMPLAINTS = 1 << 16
+# Characters that are kept of ssh's standard error: errors quote its last line.
+_MAX_STDERR = 1 << 16
 
 
 @dataclass
-class Station:
-    """A host as the launcher sees it."""
+class HostConnection:
+    """The launcher's connection to one host.
+
+    ranks: the ranks on this host. link: to its agent. pid: the agent, if it is a child of the
+    launcher. process: ssh, for another host. hello: the agent's first message, None before it.
+    groups: the process groups of workers on this machine. over: the launcher no longer uses the
+    connection. stderr_tail: the end of ssh's standard error.
+    """
 
     host: Host
     ranks: Sequence[int]
     link: Link
-    pid: int = 0  # the agent here, a child of ours
-    process: subprocess.Popen[bytes] | None = None  # ssh, for another host
+    pid: int = 0
+    process: subprocess.Popen[bytes] | None = None
     hello: Hello | None = None
-    groups: list[int] = field(default_factory=list)  # the workers' process groups, on this machine
+    groups: list[int] = field(default_factory=list)
     over: bool = False
-    complaints: str = ""
+    stderr_tail: str = ""
 
     @property
     def remote(self) -> bool:
+        """Return whether the agent is on another host."""
         return self.process is not None
 
     @property
     def label(self) -> str:
+        """Return the name of the host for messages."""
         return self.host.label
 
     def why_it_did_not_start(self) -> str:
-        """One line, when the link ended before the hello."""
+        """Return, in one line, why the link ended before the hello."""
         if self.process is None:
-            return f"the agent on {self.label} ended before it said hello"
+            return f"the agent on {self.label} ended before its hello"
         code = _wait(self.process)
-        self.hear_complaints()
-        return ssh.complaint(self.label, code, self.complaints, self.link.what_came())
+        self.read_stderr()
+        return ssh.describe_failure(self.label, code, self.stderr_tail, self.link.what_came())
 
     def why_it_ended(self) -> str:
-        """A few words, when the link ended after the hello."""
+        """Return, as part of a sentence, why the link ended after the hello."""
         if self.process is None:
             return "its agent was killed"
-        self.hear_complaints()
-        last = self.complaints.strip().rpartition("\n")[2]
+        self.read_stderr()
+        last = self.stderr_tail.strip().rpartition("\n")[2]
         return f"the connection to it ended ({last})" if last else "the connection to it ended"
 
-    def hear_complaints(self) -> bool:
-        """Keep the end of what ssh, or a crash of the agent behind it, says on standard error.
+    def read_stderr(self) -> bool:
+        """Read standard error of ssh, and of the agent behind it, and keep its end.
 
-        False when nothing more can come.
+        Return False if the stream has ended.
         """
         if self.process is None or self.process.stderr is None:
             return False
         for chunk in chunks_now(self.process.stderr.fileno()):
             if not chunk:
                 return False
-            self.complaints = (self.complaints + chunk.decode(errors="replace"))[-_MAX_COMPLAINTS:]
+            self.stderr_tail = (self.stderr_tail + chunk.decode(errors="replace"))[-_MAX_STDERR:]
         return True
 
     def kill_workers_here(self) -> None:
-        """For an agent on this machine that is gone; what it started may not be."""
+        """Kill the workers on this machine whose agent has ended; they may have survived it."""
         for group in self.groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
 
     def end(self) -> None:
-        """No agent of ours, and no ssh, stays."""
+        """End the agent, or ssh, and close the connection."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -90,7 +97,7 @@ class Station:
                     with contextlib.suppress(OSError):
                         pipe.close()
         else:
-            # Also one that is lost: it may be stopped, and its end would be waited for without end.
+            # Also a lost agent: it may be stopped (SIGSTOP), and waitpid would not return.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -98,10 +105,10 @@ class Station:
             os.close(self.link.read_fd)
 
 
-def open_stations(hosts: Sequence[Host], ssh_command: str) -> list[Station]:
-    """Start an agent on every host, in order of rank.
+def open_connections(hosts: Sequence[Host], ssh_command: str) -> list[HostConnection]:
+    """Start an agent on every host; return the connections in order of rank.
 
-    Those here are forked first, while this process has no thread.
+    Agents on this machine are forked first, while this process has no threads.
     """
     first_rank = 0
     here: list[tuple[Host, range]] = []
@@ -110,30 +117,35 @@ def open_stations(hosts: Sequence[Host], ssh_command: str) -> list[Station]:
         ranks = range(first_rank, first_rank + host.slots)
         first_rank += host.slots
         (here if is_here(host.name) else elsewhere).append((host, ranks))
-    stations: list[Station] = []
+    connections: list[HostConnection] = []
     for host, ranks in here:
-        stations.append(_fork_agent(host, ranks, [station.link.read_fd for station in stations]))
+        connections.append(
+            _fork_agent(host, ranks, [connection.link.read_fd for connection in connections])
+        )
     for host, ranks in elsewhere:
         process = ssh.start_agent(host.name, host.label, ssh_command)
         assert process.stdin and process.stdout and process.stderr
         os.set_blocking(process.stderr.fileno(), False)
         link = Link(process.stdout.fileno(), process.stdin.fileno(), TO_LAUNCHER)
-        stations.append(Station(host, ranks, link, process=process))
-    return sorted(stations, key=lambda station: station.ranks[0])
+        connections.append(HostConnection(host, ranks, link, process=process))
+    return sorted(connections, key=lambda connection: connection.ranks[0])
 
 
-def _fork_agent(host: Host, ranks: range, others: list[int]) -> Station:
+def _fork_agent(host: Host, ranks: range, others: list[int]) -> HostConnection:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         _be_agent(theirs, [ours.fileno(), *others], host.label)
     theirs.close()
     fd = ours.detach()
-    return Station(host, ranks, Link(fd, fd, TO_LAUNCHER), pid=pid)
+    return HostConnection(host, ranks, Link(fd, fd, TO_LAUNCHER), pid=pid)
 
 
 def _be_agent(theirs: socket.socket, not_ours: list[int], label: str) -> None:
-    """Runs in the forked child; never returns."""
+    """Run the agent in the forked child and exit; never returns.
+
+    not_ours: descriptors of the launcher to close.
+    """
     code = 1
     try:
         for fd in not_ours:
@@ -152,6 +164,7 @@ def _be_agent(theirs: socket.socket, not_ours: list[int], label: str) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code of a process; None if it does not end within 2 s."""
     try:
         return process.wait(timeout=2.0)
     except subprocess.TimeoutExpired:

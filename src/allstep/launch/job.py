@@ -1,4 +1,4 @@
-"""What `allstep run` was asked for, as the launcher takes it."""
+"""The job of the launcher: the command, the hosts and the options of `allstep run`."""
 
 import os
 from dataclasses import dataclass, field
@@ -8,34 +8,38 @@ from allstep.errors import ConfigError, cut
 from allstep.launch.hosts.parse import Host, check_counts
 
 MAX_GRACE = 86_400.0
-"""Seconds: a day. What is to be saved after a signal takes minutes."""
+"""Upper limit of `Job.grace`: a day, in seconds. Saving after a signal takes minutes."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run and where. `hosts` say how many workers each one gets; rank 0 is on the first.
+    """A command and the hosts to run it on. Raises ConfigError for values that cannot work.
 
-    Raises ConfigError for what no launcher can do, before anything is started.
+    command: program and arguments. hosts: hosts with their numbers of workers; rank 0 is on the
+    first. env: environment of the workers (default: os.environ). env_only: variables of `env` that
+    other hosts get, besides those that workers need (default: all); workers on this host get all
+    of `env`. cwd: working folder of the workers. show: ranks whose lines are printed (default:
+    all). log_dir: folder for one log file per rank. stream_dir: folder for Horovod's two files per
+    rank. prefix: start of printed lines, a name of `output.writer.PREFIXES`. timestamps: print the
+    time in front of each line. iface: network interface to use. ssh: command that reaches another
+    host. grace: seconds between a forwarded signal and SIGKILL. foreground: rank 0 inherits the
+    launcher's standard output, so that its progress bar works.
     """
 
     command: list[str]
     hosts: list[Host]
     env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
-    # Variables of `env` that other hosts get, besides those that workers need; None for all.
-    # Workers here get all of `env`.
     env_only: frozenset[str] | None = None
     cwd: str = field(default_factory=os.getcwd)
     show: frozenset[int] | None = None
     log_dir: Path | None = None
     stream_dir: Path | None = None
-    prefix: str = "allstep"  # of the printed lines: a name of output.PREFIXES
+    prefix: str = "allstep"
     timestamps: bool = False
     iface: str | None = None
     ssh: str = "ssh"
     grace: float = 30.0
-    foreground: bool = (
-        False  # rank 0 keeps our standard output: a progress bar stays a progress bar
-    )
+    foreground: bool = False
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0].strip():
@@ -44,7 +48,7 @@ class Job:
                 " train.py`"
             )
         self._check_no_nul()
-        # Written so that nan is refused, too.
+        # Written so that nan is refused too.
         if not 0 <= self.grace <= MAX_GRACE:
             raise ConfigError(
                 f"--grace {self.grace:g}: expected seconds from 0 to {MAX_GRACE:,.0f} (a day)"
@@ -52,11 +56,11 @@ class Job:
         check_counts(self.hosts)
 
     def _check_no_nul(self) -> None:
-        """Raise ConfigError for text that the system cannot hand to a program."""
-        for word in self.command:
-            if "\0" in word:
+        """Raise ConfigError for text that the system cannot pass to a program."""
+        for argument in self.command:
+            if "\0" in argument:
                 raise ConfigError(
-                    f"the command holds a NUL byte, which no program can take: {word!r}"
+                    f"the command holds a NUL byte, which no program can take: {argument!r}"
                 )
         for name, value in self.env.items():
             if "\0" in name + value:

@@ -1,23 +1,26 @@
-"""Bytes of any length in a store whose values have a limit: numbered pieces, and their number last."""
+"""Values of any length in a store with a limit per value: numbered chunks, then their number."""
 
 from collections.abc import Callable, Iterator
 
-# Small enough that many workers can fetch theirs at a time: a store holds 512 MB of replies.
-_PIECE = 1 << 20
+# Small enough for many workers to fetch chunks at once: a store holds 512 MB of replies.
+_CHUNK = 1 << 20
 
 
-def pieces(key: str, data: bytes) -> Iterator[tuple[str, bytes]]:
-    """What to set, in this order: whoever sees the last entry can fetch all."""
-    count = -(-len(data) // _PIECE)
+def chunks(key: str, data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the keys and values to set, in this order: a reader of the last one can fetch all."""
+    count = -(-len(data) // _CHUNK)
     for index in range(count):
-        yield f"{key}/{index}", data[index * _PIECE : (index + 1) * _PIECE]
+        yield f"{key}/{index}", data[index * _CHUNK : (index + 1) * _CHUNK]
     yield key, b"%d" % count
 
 
 def collect(key: str, get: Callable[[str], bytes | None]) -> bytes | None:
-    """The bytes again; None when they are not all there."""
+    """Return the bytes that were stored under `key` with `chunks`; None if they are incomplete.
+
+    get: returns the value of a key, or None.
+    """
     count = get(key)
     if count is None:
         return None
     found = [get(f"{key}/{index}") for index in range(int(count))]
-    return b"".join(piece for piece in found if piece is not None)
+    return b"".join(chunk for chunk in found if chunk is not None)

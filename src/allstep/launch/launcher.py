@@ -1,11 +1,10 @@
-"""The launcher: starts an agent on every host, gives each its workers, watches until all have
-ended.
+"""The launcher: starts an agent on every host, orders their workers, and waits for their ends.
 
     agents -> hello from each -> start -> lines, lines, ... -> exits -> finish -> report, exit code
 
-Everything happens in one loop over the links to the agents. It turns what comes into events of
-`run_state`, which decides, and carries the decisions out. `orders` makes what agents are to start.
-Two small threads serve the store and send signs of life to remote agents.
+One loop serves the links to the agents. It turns messages into events of `run_state`, which
+decides, and carries the decisions out. `orders` builds the `Start` message of each agent. Two small
+threads serve the store and send signs of life to remote agents.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from allstep import wire
 from allstep._version import __version__
 from allstep.errors import ConfigError, UserError
 from allstep.launch import cause
-from allstep.launch.host_connection import Station, open_stations
+from allstep.launch.host_connection import HostConnection, open_connections
 from allstep.launch.job import Job
 from allstep.launch.messages import (
     Alive,
@@ -43,7 +42,6 @@ from allstep.launch.orders import Orders
 from allstep.launch.output.sink import wait_for_reader
 from allstep.launch.output.writer import Output
 from allstep.launch.run_events import (
-    Complained,
     Decision,
     Exited,
     Greeted,
@@ -54,6 +52,7 @@ from allstep.launch.run_events import (
     SendSignal,
     Signaled,
     StoreEnded,
+    TracebackStarted,
     WorkerStarted,
 )
 from allstep.launch.run_state import RESUBMIT, HostRanks, RunState, span
@@ -64,12 +63,12 @@ from allstep.world import places
 
 __all__ = ["RESUBMIT", "Launcher"]
 
-# For agents to clean up and leave at the end.
+# Time for agents to clean up and exit at the end.
 _FINISH_SECONDS = 5.0
 
 
 class Launcher:
-    """One run. `run()` returns the exit code."""
+    """One run of a `job`. `run()` returns its exit code."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -86,15 +85,21 @@ class Launcher:
         self.ended = threading.Event()
         self.watch([])
 
-    def watch(self, stations: Sequence[Station]) -> None:
-        """Take these as the hosts of the run, in order of rank."""
-        self.stations = stations
-        hosts = [HostRanks(station.label, station.ranks, station.remote) for station in stations]
+    def watch(self, connections: Sequence[HostConnection]) -> None:
+        """Use these connections as the hosts of the run, in order of rank."""
+        self.connections = connections
+        hosts = [
+            HostRanks(connection.label, connection.ranks, connection.remote)
+            for connection in connections
+        ]
         self.state = RunState(hosts, self.job.grace, self.limits.lost)
 
     def run(self) -> int:
-        """Start the workers, wait for their end, print the report if they failed."""
-        self.watch(open_stations(self.job.hosts, self.job.ssh))
+        """Start the workers, wait for their ends, print the report if they failed.
+
+        Returns the exit code; raises UserError if a host cannot start its workers.
+        """
+        self.watch(open_connections(self.job.hosts, self.job.ssh))
         self._listen()
         with (
             caught_signals() as signals,
@@ -105,11 +110,11 @@ class Launcher:
             )
             self.output.wait = functools.partial(self._wait_for_reader, signals)
             try:
-                self._greet()
+                self._wait_for_hellos()
                 if self.state.may_start:
                     self._start_workers()
                 while not self.state.is_over:
-                    self._turn()
+                    self._run_once()
             finally:
                 self._end_agents()
                 self.output.wait = wait_for_reader
@@ -117,15 +122,16 @@ class Launcher:
         return self._conclude()
 
     def _listen(self) -> None:
-        for host, station in enumerate(self.stations):
-            self.selector.register(station.link.read_fd, selectors.EVENT_READ, host)
-            if station.process is not None and station.process.stderr is not None:
+        """Register the links, and the standard error of each ssh, with the selector."""
+        for host, connection in enumerate(self.connections):
+            self.selector.register(connection.link.read_fd, selectors.EVENT_READ, host)
+            if connection.process is not None and connection.process.stderr is not None:
                 # A full pipe would stop ssh, and the agent with it.
-                hear = functools.partial(self._hear_complaints, station, station.process.stderr)
-                self.selector.register(station.process.stderr, selectors.EVENT_READ, hear)
+                read = functools.partial(self._read_stderr, connection, connection.process.stderr)
+                self.selector.register(connection.process.stderr, selectors.EVENT_READ, read)
 
     def _moment(self) -> float:
-        """Return the seconds since the run began: the time of events."""
+        """Return the seconds since the start of the run, which is the time of events."""
         return time.monotonic() - self.began
 
     # Starting.
@@ -133,43 +139,49 @@ class Launcher:
     def _bind_address(self) -> str:
         return "" if self._remotes() else "127.0.0.1"
 
-    def _remotes(self) -> list[Station]:
-        return [station for station in self.stations if station.remote]
+    def _remotes(self) -> list[HostConnection]:
+        return [connection for connection in self.connections if connection.remote]
 
-    def _greet(self) -> None:
+    def _wait_for_hellos(self) -> None:
         """Wait for the hello of every agent."""
         if self._remotes():
             self.beater = threading.Thread(target=self._beat, name="allstep-beat", daemon=True)
             self.beater.start()
         while self.state.may_start and (
-            late := [station for station in self.stations if station.hello is None]
+            late := [connection for connection in self.connections if connection.hello is None]
         ):
             if (now := self._moment()) > self.limits.start:
-                self.state.take(Refused(now, self.stations.index(late[0]), self._lateness(late)))
-            self._turn()
+                self.state.take(
+                    Refused(now, self.connections.index(late[0]), self._late_text(late))
+                )
+            self._run_once()
 
-    def _lateness(self, late: Sequence[Station]) -> str:
+    def _late_text(self, late: Sequence[HostConnection]) -> str:
+        """Return the error about agents that did not send a hello in time."""
         printed = "".join(
-            f"; {station.label}: {came}" for station in late if (came := station.link.what_came())
+            f"; {connection.label}: {came}"
+            for connection in late
+            if (came := connection.link.what_came())
         )
         return (
-            f"no answer from {', '.join(station.label for station in late)} within"
+            f"no answer from {', '.join(connection.label for connection in late)} within"
             f" {self.limits.start:.0f} s (ALLSTEP_START_TIMEOUT){printed}"
         )
 
     def _beat(self) -> None:
-        """Run in a thread: show remote agents that the launcher lives."""
+        """Send signs of life to remote agents, in a thread, until the run ends."""
         while not self.ended.wait(self.limits.beat):
-            for station in self._remotes():
-                # A lost station gets no more of them, so that its agent ends what may still run.
-                if not station.over and not station.link.outbox:
-                    station.link.send(Alive())
+            for connection in self._remotes():
+                # A lost host gets no more of them, so that its agent kills what may still run.
+                if not connection.over and not connection.link.outbox:
+                    connection.link.send(Alive())
 
     def _start_workers(self) -> None:
+        """Send each agent its order."""
         assert self.store is not None
         self.store.set(keys.HOSTS, json.dumps([world.host for world in self.worlds]).encode())
         orders = Orders(
-            self.job, self.worlds, self.stations, self.token, self.store.port, self.limits
+            self.job, self.worlds, self.connections, self.token, self.store.port, self.limits
         )
         try:
             starts = orders.all()
@@ -178,27 +190,27 @@ class Launcher:
             self._decide()
             return
         if self._remotes():
-            self.output.say(orders.banner())
+            self.output.notify(orders.banner())
         self.state.start()
-        for station, start in zip(self.stations, starts, strict=True):
-            station.link.send(start)
+        for connection, start in zip(self.connections, starts, strict=True):
+            connection.link.send(start)
 
     # Watching.
 
-    def _turn(self) -> None:
-        """Wait for something to happen, at most until the next thing that is due by the clock."""
+    def _run_once(self) -> None:
+        """Wait for events, 1 s at most (0.1 s with a deadline pending), and handle them."""
         for key, _ in self.selector.select(0.1 if self.state.has_deadline else 1.0):
             if isinstance(key.data, int):
-                self._hear(key.data, self.stations[key.data])
+                self._receive(key.data, self.connections[key.data])
             else:
                 key.data()
         assert self.store is not None
         if reason := self.store.failure:
-            # Without a store ranks could neither join nor learn that one failed.
+            # Without the store, ranks can neither join nor learn of a failure.
             self.state.take(StoreEnded(self._moment(), reason))
         self._decide()
-        for station in self.stations:
-            station.link.flush()
+        for connection in self.connections:
+            connection.link.flush()
 
     def _decide(self) -> None:
         self._carry_out(self.state.decide(self._moment()))
@@ -207,29 +219,30 @@ class Launcher:
         for decision in decisions:
             match decision:
                 case SendSignal():
-                    self._tell(Signal(decision.number), decision.host)
+                    self._send(Signal(decision.number), decision.host)
                 case KillAll():
-                    self._tell(Kill())
+                    self._send(Kill())
                 case LeaveHost():
-                    self._leave(self.stations[decision.host], lost=decision.lost)
+                    self._leave(self.connections[decision.host], lost=decision.lost)
 
-    def _tell(self, message: Message, host: int | None = None) -> None:
+    def _send(self, message: Message, host: int | None = None) -> None:
         """Send a message to one host, or to all; not to those that are over."""
-        for number, station in enumerate(self.stations):
-            if not station.over and host in (None, number):
-                station.link.send(message)
+        for number, connection in enumerate(self.connections):
+            if not connection.over and host in (None, number):
+                connection.link.send(message)
 
-    def _leave(self, station: Station, *, lost: bool) -> None:
-        station.over = True
+    def _leave(self, connection: HostConnection, *, lost: bool) -> None:
+        """Stop using a connection; kill workers on this machine if their agent is lost."""
+        connection.over = True
         with contextlib.suppress(KeyError):
-            self.selector.unregister(station.link.read_fd)
+            self.selector.unregister(connection.link.read_fd)
         if lost:
-            station.kill_workers_here()
+            connection.kill_workers_here()
 
     def _wait_for_reader(self, signals: socket.socket, fd: int) -> bool:
-        """Wait until the reader of our output reads. A signal to us is forwarded all the same.
+        """Wait until the reader of the launcher's output reads; meanwhile still forward signals.
 
-        False when the run must end: what is left of the output is dropped.
+        Returns False if the run must end: the rest of the output is dropped.
         """
         waiting = select.poll()
         waiting.register(fd, select.POLLOUT)
@@ -244,60 +257,59 @@ class Launcher:
             self._carry_out(self.state.decide_while_blocked(now))
             if self.state.must_end(now):
                 return False
-            for station in self.stations:
-                station.link.flush()
+            for connection in self.connections:
+                connection.link.flush()
 
     def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
             if number != signal.SIGCHLD:
                 self.state.take(Signaled(self._moment(), number))
 
-    def _hear(self, host: int, station: Station) -> None:
-        """Read what an agent has sent."""
+    def _receive(self, host: int, connection: HostConnection) -> None:
+        """Handle the messages that an agent has sent."""
         try:
-            for message in station.link.receive():
-                self.state.heard(host, self._moment())
-                self._take(host, station, message)
+            for message in connection.link.receive():
+                self.state.note_alive(host, self._moment())
+                self._take(host, connection, message)
         except BadMessage as bad:
-            self.state.take(Refused(self._moment(), host, bad.described(station.label)))
-        station.hear_complaints()
-        if station.link.ended and not station.over:
+            self.state.take(Refused(self._moment(), host, bad.described(connection.label)))
+        connection.read_stderr()
+        if connection.link.ended and not connection.over:
             why = (
-                station.why_it_did_not_start() if station.hello is None else station.why_it_ended()
+                connection.why_it_did_not_start()
+                if connection.hello is None
+                else connection.why_it_ended()
             )
             self.state.take(LinkEnded(self._moment(), host, why))
 
-    def _hear_complaints(self, station: Station, stream: IO[bytes]) -> None:
-        if not station.hear_complaints():
+    def _read_stderr(self, connection: HostConnection, stream: IO[bytes]) -> None:
+        if not connection.read_stderr():
             self.selector.unregister(stream)
 
-    def _take(self, host: int, station: Station, message: Message) -> None:
-        """Turn a message of an agent into an event; print lines, which are most of the messages."""
+    def _take(self, host: int, connection: HostConnection, message: Message) -> None:
+        """Turn a message of an agent into an event; print `Lines`, which are most messages."""
         if isinstance(message, Lines):
-            _check_rank(message, station)
+            _check_rank(message, connection)
             self._print(message)
             return
         now = self._moment()
         match message:
             case Hello():
-                station.hello = message
+                connection.hello = message
                 self.state.take(Greeted(now, host))
             case Started():
-                _check_rank(message, station)
-                if not station.remote:
-                    station.groups.append(message.pid)
+                _check_rank(message, connection)
+                if not connection.remote:
+                    connection.groups.append(message.pid)
                 self.state.take(WorkerStarted(now, host))
             case Exit():
-                _check_rank(message, station)
+                _check_rank(message, connection)
                 self.state.take(self._exited(now, message))
             case Problem():
-                self.state.take(Refused(now, host, f"{message.text} (on {station.label})"))
+                self.state.take(Refused(now, host, f"{message.text} (on {connection.label})"))
 
     def _exited(self, now: float, message: Exit) -> Exited:
-        """Return the event, with what the rank left about its failure.
-
-        That is the end of its standard error, and its record in the store.
-        """
+        """Return the event of an exit, with the end of standard error and the failure record."""
         assert self.store is not None
         rank, errors = message.rank, tuple(self.output.errors[message.rank])
         record = self.store.peek(keys.failure_of(rank)) if message.code else None
@@ -308,55 +320,57 @@ class Launcher:
     def _print(self, message: Lines) -> None:
         errors = self.output.write(message.rank, message.stream, message.lines)
         if any(map(cause.starts_traceback, errors)):
-            self.state.take(Complained(self._moment(), message.rank))
+            self.state.take(TracebackStarted(self._moment(), message.rank))
 
     # Ending.
 
     def _end_agents(self) -> None:
-        """Ask the agents to clean up and leave, and print their last lines; after 5 s make them."""
-        self._tell(Finish())
+        """Ask the agents to clean up and exit, print their last lines, and kill them after 5 s."""
+        self._send(Finish())
         end = time.monotonic() + _FINISH_SECONDS
         while time.monotonic() < end and any(
-            station.hello and not station.over for station in self.stations
+            connection.hello and not connection.over for connection in self.connections
         ):
             for key, _ in self.selector.select(0.1):
                 if isinstance(key.data, int):
-                    self._hear_last(self.stations[key.data])
+                    self._receive_last(self.connections[key.data])
         self.ended.set()
         if self.beater is not None:
-            # It must not write to what is closed now, or to what is opened there next.
+            # It must not write to descriptors that are closed now and may be reused.
             self.beater.join()
-        for station in self.stations:
-            station.end()
+        for connection in self.connections:
+            connection.end()
 
-    def _hear_last(self, station: Station) -> None:
-        """Print the last lines of a host. The run is over: nothing else that it sends matters."""
+    def _receive_last(self, connection: HostConnection) -> None:
+        """Print the last lines of a host after the end of the run; ignore its other messages."""
         with contextlib.suppress(BadMessage):
-            for message in station.link.receive():
+            for message in connection.link.receive():
                 if isinstance(message, Lines):
-                    _check_rank(message, station)
+                    _check_rank(message, connection)
                     self._print(message)
                 elif isinstance(message, Hello):
-                    station.hello = message
-        station.hear_complaints()
-        if station.link.ended:
-            self._leave(station, lost=False)
+                    connection.hello = message
+        connection.read_stderr()
+        if connection.link.ended:
+            self._leave(connection, lost=False)
 
     def _conclude(self) -> int:
+        """Print the report and return the exit code; UserError for a problem of a host."""
         if self.state.problem:
             raise UserError(self.state.problem)
         end = self.state.conclusion(
             self._moment(), self.output.shows, foreground=self.job.foreground
         )
-        if end.words:
-            self.output.say(end.words)
+        if end.text:
+            self.output.notify(end.text)
         return end.code
 
 
-def _check_rank(message: Lines | Started | Exit, station: Station) -> None:
-    if message.rank not in station.ranks:
+def _check_rank(message: Lines | Started | Exit, connection: HostConnection) -> None:
+    """Raise BadMessage if the message is about a rank of another host."""
+    if message.rank not in connection.ranks:
         what = (
             f"sent message {message.kind!r} with field 'rank': found {message.rank}, expected"
-            f" {span(station.ranks)}"
+            f" {span(connection.ranks)}"
         )
         raise BadMessage(what, message.kind, "rank", __version__)

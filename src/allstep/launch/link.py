@@ -1,9 +1,9 @@
-"""Messages, one a line, between the launcher and the agent on a host. `messages` knows the kinds.
+"""The channel between launcher and agent: one message per line (`messages` has their kinds).
 
-The channel is a socket pair to the agent on this host and ssh's standard streams to the others;
-nothing else differs. Reading and writing never block: what cannot be written yet waits in `outbox`,
-so a cut cable stops nobody's clock. Text that is not UTF-8 travels as surrogate escapes. A login
-shell may print a greeting first: what comes before the hello is noise and is skipped, with or
+It is a socket pair to an agent on this host, and ssh's standard streams to an agent on another
+host; nothing else differs. Reading and writing never block: bytes that cannot be written yet wait
+in `outbox`, so a cut cable stops neither side. Text that is not UTF-8 is sent as surrogate escapes.
+A login shell may print a banner first: output before the hello is noise and is skipped, with or
 without an end of line.
 """
 
@@ -14,15 +14,18 @@ from collections.abc import Iterator
 from allstep.launch.messages import START, BadMessage, Channel, Message, decode, encode
 from allstep.process.pipe import chunks_now
 
-FULL = 4 << 20  # bytes in the outbox at which a sender should stop producing
-
-# Bytes that are kept of a line without an end before the first message, and bytes that errors show.
+# Bytes in the outbox at which a sender should stop producing.
+FULL = 4 << 20
+# Bytes kept of an unfinished line before the first message, and bytes that errors quote.
 _MAX_NOISE = 1 << 20
 _MAX_SHOWN = 80
 
 
 class Link:
-    """One end. `read_fd` and `write_fd` may be the same socket. `receives`: what may come."""
+    """One end of the channel. `read_fd` and `write_fd` may be the same socket.
+
+    receives: the kinds of message that this end accepts.
+    """
 
     def __init__(self, read_fd: int, write_fd: int, receives: Channel) -> None:
         self.receives = receives
@@ -32,21 +35,21 @@ class Link:
         self.ended = False
         self._lock = threading.Lock()
         self._inbox = bytearray()
-        # How what came before the first message begins.
+        # The start of the output before the first message.
         self.noise = b""
         self._has_received = False
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
 
     def send(self, message: Message) -> None:
-        """Queue a message and write as much as the channel takes now."""
+        """Queue a message and write as much as the channel accepts now."""
         line = encode(message) + b"\n"
         with self._lock:
             self.outbox += line
         self.flush()
 
     def flush(self) -> None:
-        """Write what the channel takes; a channel that is gone swallows the rest."""
+        """Write as much as the channel accepts now; drop everything if it is closed."""
         try:
             with self._lock:
                 self._write()
@@ -60,9 +63,9 @@ class Link:
             del self.outbox[: os.write(self.write_fd, self.outbox[: 1 << 16])]
 
     def receive(self) -> Iterator[Message]:
-        """Yield the messages that have come; BadMessage for one that is not understood.
+        """Yield the messages that have arrived; BadMessage for one that is not understood.
 
-        Sets `ended` when the other side is gone. Lines that are no messages are skipped.
+        Sets `ended` if the other side has closed the channel. Other lines are skipped.
         """
         self._fill()
         *lines, rest = self._inbox.split(b"\n")
@@ -73,12 +76,13 @@ class Link:
                 yield message
 
     def _message_in(self, line: bytes) -> Message | None:
+        """Return the message in a line; None for noise."""
         start = 0 if self._has_received else line.find(START)
         if start >= 0 and line.startswith(START, start):
             try:
                 message = decode(line[start:], self.receives)
             except BadMessage as bad:
-                # A greeting may begin like a message; what names a kind is one.
+                # A banner may begin like a message; a line with a kind is a message.
                 if self._has_received or bad.kind:
                     raise
             else:
@@ -89,12 +93,12 @@ class Link:
         return None
 
     def what_came(self) -> str:
-        """Return what came instead of a first message, for an error about that; "" when nothing
-        came."""
+        """Return a quote of what came instead of a first message; "" if nothing came."""
         begins = self.noise.rstrip() or bytes(self._inbox[:_MAX_SHOWN])
         return f"it printed {ascii(begins)[1:]}" if begins else ""
 
     def _fill(self) -> None:
+        """Read the available bytes into the inbox."""
         try:
             for chunk in chunks_now(self.read_fd):
                 self._inbox += chunk

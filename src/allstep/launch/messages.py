@@ -1,18 +1,18 @@
-"""The messages between launcher and agents, and how each becomes a line of JSON and back.
+"""The messages between launcher and agents, and their encoding as lines of JSON.
 
-A message is a frozen dataclass. On the way it is one line::
+A message is a frozen dataclass. It is sent as one line::
 
     {"kind": "exit", "version": "0.1.0", "rank": 3, "code": 1, "out_of_memory": false}
 
-`decode` checks a line on receipt, in this order: the version of allstep that wrote it, the kind,
-the type of every field. What does not pass raises `BadMessage` with kind, field and both versions.
-Fields that a kind does not have are ignored. `Lines` carries no version: it is most of the traffic,
-and versions were compared at the hello.
+`decode` checks a received line in this order: the version of allstep that wrote it, the kind, the
+type of every field. A failed check raises `BadMessage` with kind, field and both versions. Unknown
+fields are ignored. `Lines` carries no version: it is most of the traffic, and the hello has already
+compared versions.
 
-=========  =======================================================================================
-to agent   `Start`, `Signal`, `Kill`, `Finish`, `Alive`
-from it    `Hello`, `Started`, `Lines`, `Exit`, `Problem`, `Alive`
-=========  =======================================================================================
+===========  =====================================================================================
+to agent     `Start`, `Signal`, `Kill`, `Finish`, `Alive`
+from agent   `Hello`, `Started`, `Lines`, `Exit`, `Problem`, `Alive`
+===========  =====================================================================================
 """
 
 import dataclasses
@@ -28,14 +28,15 @@ from allstep._version import __version__
 from allstep.errors import WorldError, cut
 
 START = b'{"kind":'
-"""How the line of a message begins."""
+"""Start of the line of a message."""
 
 
 class BadMessage(WorldError):
     """A message that the receiver cannot use.
 
-    what: what the sender did, to follow its name: "sent ...". kind, field: where in the message, as
-    far as it is known. theirs, ours: the versions of allstep of sender and receiver.
+    what: what the sender did, as a phrase that follows its name: "sent ...". kind, field: the kind
+    and field of the message, "" if unknown. theirs, ours: the versions of allstep of sender and
+    receiver.
     """
 
     def __init__(self, what: str, kind: str = "", field: str = "", theirs: str = "") -> None:
@@ -51,16 +52,18 @@ class BadMessage(WorldError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message. `kind` is its name on the way."""
+    """Base of all messages. `kind` is the name of the type in the encoded line."""
 
     kind: ClassVar[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
-    """The agent is there. `port`: reserved for MASTER_PORT. `interfaces`: addresses by interface.
+    """The first message of an agent.
 
-    launcher_address, address: where ssh came from, and this host as the launcher reached it.
+    port: reserved for MASTER_PORT. interfaces: addresses of the host by interface.
+    launcher_address: the address from which ssh connected. address: the address of this host to
+    which ssh connected.
     """
 
     kind: ClassVar[str] = "hello"
@@ -72,7 +75,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """One worker to start: its rank and the variables that only this rank gets."""
+    """One worker to start: its rank, and the environment variables of this rank only."""
 
     rank: int
     env: dict[str, str]
@@ -80,11 +83,11 @@ class WorkerOrder:
 
 @dataclass(frozen=True, slots=True)
 class Start(Message):
-    """Start these workers.
+    """Start the workers of the host.
 
-    env: of all workers of the host. foreground: the rank that keeps the agent's standard output.
+    env: of all workers of the host. foreground: the rank that inherits the agent's standard output.
     store: addresses of the launcher's store, in the order to try. peers: addresses of the other
-    hosts. iface: the interface the user asked for. lost, beat: seconds (`allstep.limits`).
+    hosts. iface: the interface that the user set, or None. lost, beat: seconds (`allstep.limits`).
     """
 
     kind: ClassVar[str] = "start"
@@ -118,7 +121,7 @@ class Kill(Message):
 
 @dataclass(frozen=True, slots=True)
 class Finish(Message):
-    """Kill what is left, and leave."""
+    """Kill all remaining processes and exit."""
 
     kind: ClassVar[str] = "finish"
 
@@ -132,7 +135,7 @@ class Alive(Message):
 
 @dataclass(frozen=True, slots=True)
 class Started(Message):
-    """A worker runs."""
+    """A worker has been started."""
 
     kind: ClassVar[str] = "started"
     rank: int
@@ -141,7 +144,7 @@ class Started(Message):
 
 @dataclass(frozen=True, slots=True)
 class Lines(Message):
-    """Pieces of what a worker printed on one of its two streams, as `output.lines` cuts them."""
+    """Output of a worker on one of its two streams, in chunks as `output.lines` cuts them."""
 
     kind: ClassVar[str] = "lines"
     rank: int
@@ -151,7 +154,11 @@ class Lines(Message):
 
 @dataclass(frozen=True, slots=True)
 class Exit(Message):
-    """A worker has ended. `code` as in subprocess: negative for a signal."""
+    """A worker has ended.
+
+    code: as in subprocess, negative for a signal. out_of_memory: the kernel has killed processes of
+    this host for lack of memory.
+    """
 
     kind: ClassVar[str] = "exit"
     rank: int
@@ -161,7 +168,7 @@ class Exit(Message):
 
 @dataclass(frozen=True, slots=True)
 class Problem(Message):
-    """Why this host cannot start its workers, in one line."""
+    """The host cannot start its workers; `text` is the reason, in one line."""
 
     kind: ClassVar[str] = "problem"
     text: str
@@ -169,14 +176,14 @@ class Problem(Message):
 
 @dataclass(frozen=True)
 class Channel:
-    """What one end of a link may receive: the kinds, and whether versions must be equal."""
+    """The messages that one end of a link accepts, by kind, and whether versions must be equal."""
 
     kinds: Mapping[str, type[Message]]
     same_version: bool = True
 
 
 def channel(*kinds: type[Message], same_version: bool = True) -> Channel:
-    """Return the channel of these kinds."""
+    """Return the channel that accepts these types of message."""
     return Channel({each.kind: each for each in kinds}, same_version)
 
 
@@ -185,7 +192,7 @@ TO_LAUNCHER = channel(Lines, Hello, Started, Exit, Problem, Alive)
 
 
 def encode(message: Message) -> bytes:
-    """Return the message as a line, without its end."""
+    """Return the message as a line, without the newline."""
     if isinstance(message, Lines):
         fields: dict[str, Any] = {
             "kind": "lines",
@@ -199,7 +206,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes, expected: Channel) -> Message:
-    """Return the message in a line; BadMessage when it is none of the channel's."""
+    """Return the message in a line; BadMessage if the channel `expected` does not accept it."""
     try:
         found = json.loads(line)
     # RecursionError: thousands of opening brackets.
@@ -242,7 +249,7 @@ def _read(cls: type, found: Mapping[str, Any], kind: str, theirs: str) -> Any:
 
 
 class _WrongType(Exception):
-    """A value that does not fit its field."""
+    """A value does not fit the type of its field."""
 
     def __init__(self, value: object, expected: str) -> None:
         self.found, self.expected = cut(ascii(value), 60), expected
@@ -261,7 +268,7 @@ def _fields(cls: type) -> tuple[tuple[str, Reader], ...]:
 def _reader(hint: Any) -> Reader:
     """Return the function that checks values of a type.
 
-    Types: plain ones, one of them or None, Literal, list, tuple, dict with text as keys, dataclass.
+    Supported: plain types, optional ones, Literal, list, tuple, dict with str keys, dataclass.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:

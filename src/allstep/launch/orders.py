@@ -1,8 +1,8 @@
-"""What each agent is told to start: command, environment, addresses. Made when all have greeted.
+"""The `Start` message of each agent: command, environment, addresses. Built after all hellos.
 
-Addresses, on several hosts: a remote host is known by the address at which ssh found it, else by
-one of its interfaces that can be reached; this machine by the address from which it reaches the
-others; both by the address of `--iface` if it was given.
+On several hosts, the address of a remote host is the one that ssh connected to, else one of its
+interfaces that can be reached. The address of this machine is the one from which it reaches the
+others. With `--iface`, both are the address of that interface.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from allstep import machine
 from allstep.errors import ConfigError
 from allstep.launch import horovod
-from allstep.launch.host_connection import Station
+from allstep.launch.host_connection import HostConnection
 from allstep.launch.hosts import ssh
 from allstep.launch.hosts.addresses import choose_address
 from allstep.launch.job import Job
@@ -23,41 +23,46 @@ from allstep.world import World
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders of one run. worlds: by rank. token, port: of the launcher's store."""
+    """The `Start` messages of one run.
+
+    worlds: by rank. connections: the hosts. token, port: of the launcher's store.
+    """
 
     job: Job
     worlds: Sequence[World]
-    stations: Sequence[Station]
+    connections: Sequence[HostConnection]
     token: str
     port: int
     limits: Limits
 
     def all(self) -> list[Start]:
-        """Return the order of each station; ConfigError when a host has no address to use."""
-        addresses = [self._address(station) for station in self.stations]
-        return [self.order(station, addresses) for station in self.stations]
+        """Return the message for each host; ConfigError if a host has no usable address."""
+        addresses = [self._address(connection) for connection in self.connections]
+        return [self.order(connection, addresses) for connection in self.connections]
 
     def banner(self) -> str:
-        """Return the line that shows which host has which ranks."""
-        where = ", ".join(f"{station.label} has {span(station.ranks)}" for station in self.stations)
-        return f"allstep run: {len(self.worlds)} workers on {len(self.stations)} hosts: {where}"
+        """Return one line with the ranks of each host."""
+        where = ", ".join(
+            f"{connection.label} has {span(connection.ranks)}" for connection in self.connections
+        )
+        return f"allstep run: {len(self.worlds)} workers on {len(self.connections)} hosts: {where}"
 
-    def order(self, station: Station, addresses: Sequence[str]) -> Start:
-        """Return the order of one station. addresses: of all stations."""
-        job, index = self.job, self.stations.index(station)
+    def order(self, connection: HostConnection, addresses: Sequence[str]) -> Start:
+        """Return the message for one host. addresses: of all hosts."""
+        job, index = self.job, self.connections.index(connection)
         own = addresses[index]
-        env = ssh.forwarded(job.env, job.env_only) if station.remote else job.env
+        env = ssh.forwarded(job.env, job.env_only) if connection.remote else job.env
         return Start(
             command=tuple(job.command),
             cwd=job.cwd,
             env={**env, **self._common(addresses, index)},
-            workers=tuple(WorkerOrder(rank, self._place(rank)) for rank in station.ranks),
-            foreground=0 if job.foreground and not station.remote else None,
-            store=tuple((address, self.port) for address in self._store_addresses(station)),
+            workers=tuple(WorkerOrder(rank, self._place(rank)) for rank in connection.ranks),
+            foreground=0 if job.foreground and not connection.remote else None,
+            store=tuple((address, self.port) for address in self._store_addresses(connection)),
             token=self.token,
             peers=(
                 tuple(address for address in addresses if address != own)
-                if len(self.stations) > 1
+                if len(self.connections) > 1
                 else ()
             ),
             iface=job.iface if self._remotes() else None,
@@ -65,58 +70,60 @@ class Orders:
             beat=self.limits.beat,
         )
 
-    def _remotes(self) -> list[Station]:
-        return [station for station in self.stations if station.remote]
+    def _remotes(self) -> list[HostConnection]:
+        return [connection for connection in self.connections if connection.remote]
 
-    def _address(self, station: Station) -> str:
+    def _address(self, connection: HostConnection) -> str:
         """Return the address at which the other hosts reach this one."""
-        assert station.hello is not None
-        # Checked on a single host, too, where it is not used: the next run may have two.
-        address = self._address_of_iface(station) if self.job.iface else None
+        assert connection.hello is not None
+        # Checked on a single host too, where it is not used: the next run may have two hosts.
+        address = self._address_of_iface(connection) if self.job.iface else None
         if not self._remotes():
             return "127.0.0.1"
         if address:
             return address
-        if station.remote:
-            hello = station.hello
+        if connection.remote:
+            hello = connection.hello
             return hello.address or choose_address(
-                station.label, hello.interfaces, machine.interfaces()
+                connection.label, hello.interfaces, machine.interfaces()
             )
         sources = (machine.route_to(self._address(other)) for other in self._remotes())
         return next((source for source in sources if source), "127.0.0.1")
 
-    def _address_of_iface(self, station: Station) -> str:
-        assert station.hello is not None and self.job.iface is not None
-        found = station.hello.interfaces.get(self.job.iface)
+    def _address_of_iface(self, connection: HostConnection) -> str:
+        """Return the host's address on the interface of `--iface`; ConfigError without one."""
+        assert connection.hello is not None and self.job.iface is not None
+        found = connection.hello.interfaces.get(self.job.iface)
         if not found:
-            known = ", ".join(station.hello.interfaces)
+            host, known = connection.label, ", ".join(connection.hello.interfaces)
             raise ConfigError(
-                f"--iface {self.job.iface}: {station.label} has no such interface with an address;"
-                f" it has {known}"
+                f"--iface {self.job.iface}: {host} has no such interface with an address; it has"
+                f" {known}"
             )
         return found[0]
 
     def _place(self, rank: int) -> dict[str, str]:
+        """Return the variables of one rank."""
         return {**self.worlds[rank].to_env(), **horovod.place_variables(self.worlds[rank])}
 
     def _common(self, addresses: Sequence[str], index: int) -> dict[str, str]:
-        """Return the variables that all workers of a host get."""
-        assert self.stations[0].hello is not None
+        """Return the variables that all workers of a host share."""
+        assert self.connections[0].hello is not None
         return {
             "MASTER_ADDR": addresses[0],
-            "MASTER_PORT": str(self.stations[0].hello.port),
+            "MASTER_PORT": str(self.connections[0].hello.port),
             "GROUP_RANK": str(index),
-            "GROUP_WORLD_SIZE": str(len(self.stations)),
+            "GROUP_WORLD_SIZE": str(len(self.connections)),
             "ALLSTEP_TOKEN": self.token,
             "PYTHONUNBUFFERED": self.job.env.get("PYTHONUNBUFFERED", "1"),
             "PYTHONFAULTHANDLER": self.job.env.get("PYTHONFAULTHANDLER", "1"),
         }
 
-    def _store_addresses(self, station: Station) -> list[str]:
-        """Return where a station may find the store: the address ssh came from, then all others."""
-        if not station.remote:
+    def _store_addresses(self, connection: HostConnection) -> list[str]:
+        """Return addresses of the store for a host: the one that ssh came from, then the others."""
+        if not connection.remote:
             return ["127.0.0.1"]
-        assert station.hello is not None
+        assert connection.hello is not None
         asked_for = machine.interfaces().get(self.job.iface, []) if self.job.iface else []
-        candidates = [*asked_for, station.hello.launcher_address, *machine.outside_addresses()]
+        candidates = [*asked_for, connection.hello.launcher_address, *machine.outside_addresses()]
         return list(dict.fromkeys(address for address in candidates if address))

@@ -1,7 +1,7 @@
-"""What happens after a failure whose cause is known: a policy, which is a plain function.
+"""Restart policies: functions that decide what follows a failure whose cause is known.
 
-`fixed` is the only one: the world of the run does not change, so a lost rank ends it. A policy that
-forms a smaller or another world (D14, `elastic`) is one more function here and one more answer.
+`fixed` is the only one: the world of the run does not change, so a lost rank ends the run. A policy
+that forms another world (D14, `elastic`) would be one more function here and one more answer.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from allstep.launch.cause import Failure
 
 
 class Situation(NamedTuple):
-    """What a policy knows: the failure that the others follow from, and who is left."""
+    """The input of a policy: the failure that caused the others, the failed and running ranks."""
 
     cause: Failure
     failed: frozenset[int]
@@ -19,7 +19,7 @@ class Situation(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Stop the ranks that still run, and end the run with the code of the cause."""
+    """An answer: stop the running ranks and end the run with the exit code of the cause."""
 
 
 Answer = Stop

@@ -1,8 +1,8 @@
-"""What `run_state` takes and what it decides: events in, decisions out.
+"""The events that `run_state` takes and the decisions that it returns.
 
-Every event has a time `at`: seconds since the run began. Hosts are numbers in the order of their
-ranks. Simultaneous events are applied in the order of `PRECEDENCE`, and by rank, host or number
-among those of one type, so that the order of their arrival does not matter.
+Every event has a time `at`: seconds since the start of the run. Hosts are numbered in the order of
+their ranks. Simultaneous events are applied in the order of `PRECEDENCE`, and by rank, host or
+number among those of one type, so that the order of their arrival does not matter.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Greeted:
-    """The agent of a host is there."""
+    """The agent of a host has sent its hello."""
 
     at: float
     host: int
@@ -18,14 +18,14 @@ class Greeted:
 
 @dataclass(frozen=True)
 class WorkerStarted:
-    """A worker of a host runs."""
+    """A worker of a host has been started."""
 
     at: float
     host: int
 
 
 @dataclass(frozen=True)
-class Complained:
+class TracebackStarted:
     """A rank has begun to print a traceback."""
 
     at: float
@@ -34,9 +34,10 @@ class Complained:
 
 @dataclass(frozen=True)
 class Exited:
-    """A rank has ended. `code` as in subprocess.
+    """A rank has ended.
 
-    errors: the last lines on its standard error. blames: the rank that it recorded as the cause.
+    code: as in subprocess, negative for a signal. errors: the last lines on its standard error.
+    blames: the rank that it recorded as the cause, or None.
     """
 
     at: float
@@ -49,7 +50,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class LinkEnded:
-    """The way to a host's agent has ended. why: what is known about the reason."""
+    """The link to a host's agent has ended; `why` is the reason as far as it is known."""
 
     at: float
     host: int
@@ -58,7 +59,7 @@ class LinkEnded:
 
 @dataclass(frozen=True)
 class Refused:
-    """A host cannot start its workers, or its agent is not understood. `text`: for the user."""
+    """A host cannot start its workers, or its agent is not understood; `text` is for the user."""
 
     at: float
     host: int
@@ -67,7 +68,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class StoreEnded:
-    """The thread of the launcher's store has ended by itself."""
+    """The thread of the launcher's store has failed."""
 
     at: float
     reason: str
@@ -75,19 +76,28 @@ class StoreEnded:
 
 @dataclass(frozen=True)
 class Signaled:
-    """The launcher has got a signal."""
+    """The launcher has received a signal."""
 
     at: float
     number: int
 
 
-Event = Greeted | WorkerStarted | Complained | Exited | LinkEnded | Refused | StoreEnded | Signaled
+Event = (
+    Greeted
+    | WorkerStarted
+    | TracebackStarted
+    | Exited
+    | LinkEnded
+    | Refused
+    | StoreEnded
+    | Signaled
+)
 
 # A signal comes before the exits that it may explain, an exit before the end of its link.
 PRECEDENCE: tuple[type, ...] = (
     Greeted,
     Signaled,
-    Complained,
+    TracebackStarted,
     Exited,
     Refused,
     StoreEnded,
@@ -97,11 +107,11 @@ PRECEDENCE: tuple[type, ...] = (
 
 
 def order(event: Event) -> tuple[float, int, int, str]:
-    """Return the key by which events are applied."""
+    """Return the sort key of an event, by which events are applied."""
     match event:
         case Exited():
             which, what = event.rank, str(event.code)
-        case Complained():
+        case TracebackStarted():
             which, what = event.rank, ""
         case Signaled():
             which, what = event.number, ""
@@ -118,7 +128,7 @@ def order(event: Event) -> tuple[float, int, int, str]:
 
 @dataclass(frozen=True)
 class SendSignal:
-    """Send a signal to the workers of a host; of all hosts when None."""
+    """Send a signal to the workers of a host, or of all hosts if `host` is None."""
 
     number: int
     host: int | None = None
@@ -131,7 +141,7 @@ class KillAll:
 
 @dataclass(frozen=True)
 class LeaveHost:
-    """Do not talk to a host's agent any more. lost: its workers may still run."""
+    """Stop using the link to a host's agent. lost: its workers may still run."""
 
     host: int
     lost: bool

@@ -1,18 +1,20 @@
-"""Where the cause of a failure is decided: which rank failed first, when to stop, the exit code.
+"""The state of a run: which rank failed first, when to stop, the exit code.
 
-Events in, decisions out (`run_events`). There is no clock, no socket and no process here: times are
-arguments, in seconds since the run began, and the launcher's loop carries decisions out.
+Events in, decisions out (`run_events`). This module uses no clock, socket or process: times are
+arguments, in seconds since the start of the run, and the launcher's loop carries decisions out.
 
 =================================  =============================================================
-a rank fails                       wait 0.25 s; while all that failed look like consequences,
-                                   up to 2 s for the cause. Then ask the policy (`restart`), which
+event                              decision
+=================================  =============================================================
+a rank fails                       wait 0.25 s; while all failures look like consequences, up to
+                                   2 s for the cause. Then ask the policy (`restart`), which
                                    stops the others: SIGTERM, SIGKILL 3 s later
-a host is silent for `lost` s      its ranks have failed
-a signal to the launcher           forwarded once; SIGKILL after the grace time, 3 s after Ctrl-C;
-                                   a second Ctrl-C kills. Exits after it are no failures
-a rank exits with 75               the others have the grace time, too
+a host is silent for `lost` s      count its ranks as failed
+a signal to the launcher           forward it once; SIGKILL after the grace time, 3 s after
+                                   Ctrl-C; a second Ctrl-C kills. Later exits are no failures
+a rank exits with 75               give the others the grace time too
 the store ends, a host refuses     SIGKILL
-10 s after SIGKILL                 hosts that have not reported how their ranks ended are left
+10 s after SIGKILL                 give up hosts that have not reported the ends of their ranks
 =================================  =============================================================
 """
 
@@ -24,7 +26,6 @@ from allstep.launch import cause
 from allstep.launch.cause import Failure
 from allstep.launch.restart import Policy, Situation, Stop, fixed
 from allstep.launch.run_events import (
-    Complained,
     Decision,
     Event,
     Exited,
@@ -36,32 +37,33 @@ from allstep.launch.run_events import (
     SendSignal,
     Signaled,
     StoreEnded,
+    TracebackStarted,
     WorkerStarted,
     order,
 )
 
 RESUBMIT = 75
-"""A worker's exit code: saved, start me again."""
+"""Exit code of a worker that has saved its state and should be started again."""
 
-# After the first failure: others that failed by themselves may be about to report it.
+# Wait after the first failure: other ranks that failed independently may be about to report it.
 _SETTLE_SECONDS = 0.25
-# While all that failed blame a lost connection, or print nothing: the cause should turn up.
+# Wait for the cause while all failed ranks blame a lost connection or print nothing.
 _CAUSE_SECONDS = 2.0
-# Between SIGTERM and SIGKILL when a rank failed, or after Ctrl-C.
+# Between SIGTERM and SIGKILL after a failure, or after Ctrl-C.
 _STOP_SECONDS = 3.0
-# After SIGKILL: an agent that has not reported by then how its workers ended is left.
+# Wait after SIGKILL for the agents to report the ends of their workers.
 _GIVE_UP_SECONDS = 10.0
-# A host silent for so long may be the cause.
+# A host that is silent for so long may be the cause.
 _QUIET_SECONDS = 3.0
 # A traceback that began longer before the exit does not explain it.
 _TRACEBACK_SECONDS = 5.0
-# The loop decides at least once a second; after a longer pause the launcher itself stood still.
-_STILL_SECONDS = 2.0
+# The loop decides at least once a second; after a longer pause the launcher itself did not run.
+_PAUSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class HostRanks:
-    """A host of the run. remote: it can fall silent without its connection ending."""
+    """A host of the run and its ranks. remote: it can fall silent while its link stays open."""
 
     label: str
     ranks: Sequence[int]
@@ -70,17 +72,17 @@ class HostRanks:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """How the run ends: its exit code, and what is printed last ("" for nothing)."""
+    """The end of a run: its exit code, and the text to print last ("" for none)."""
 
     code: int
-    words: str = ""
+    text: str = ""
 
 
 class RunState:
-    """One run, from the first hello to the exit code.
+    """The state of one run, from the first hello to the exit code.
 
-    grace: seconds between a forwarded signal and SIGKILL. lost: seconds after which a silent host
-    is lost. policy: what follows a failure.
+    hosts: in order of rank. grace: seconds between a forwarded signal and SIGKILL. lost: seconds
+    after which a silent host is lost. policy: decides what follows a failure (default: stop).
     """
 
     def __init__(
@@ -98,37 +100,37 @@ class RunState:
         self.num_stopped = 0
         self.greeted: set[int] = set()
         self.over: set[int] = set()
-        self.last_heard = [0.0 for _ in hosts]
+        self.last_alive = [0.0 for _ in hosts]
         self._host_of = {rank: number for number, host in enumerate(hosts) for rank in host.ranks}
         self._grace, self._lost, self._policy = grace, lost, policy
-        self._complained: dict[int, float] = {}
+        self._traceback_at: dict[int, float] = {}
         self._failed_at: float | None = None
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
         self._decided_at = 0.0
-        self._news: list[Event] = []
+        self._new_events: list[Event] = []
         self._decisions: list[Decision] = []
 
     # Events.
 
-    def heard(self, host: int, now: float) -> None:
-        """Note a sign of life. Not an event of its own: every line that is printed is one."""
-        self.last_heard[host] = now
+    def note_alive(self, host: int, now: float) -> None:
+        """Record a sign of life of a host at time `now`: any message counts as one."""
+        self.last_alive[host] = now
 
     def take(self, event: Event) -> None:
-        """Note an event; `decide` draws the conclusions."""
-        self._news.append(event)
+        """Record an event for the next `decide`."""
+        self._new_events.append(event)
 
     def start(self) -> None:
-        """Note that the agents have been told to start their workers."""
+        """Record that the agents have received their orders."""
         self.started = True
 
     # Decisions.
 
     def decide(self, now: float) -> list[Decision]:
-        """Apply what was taken since the last call, and return what is to be done now."""
-        self._excuse(now)
-        news, self._news = sorted(self._news, key=order), []
+        """Apply the events since the last call, and return what to do now."""
+        self._discount_pause(now)
+        news, self._new_events = sorted(self._new_events, key=order), []
         for event in news:
             self._apply(event)
         self._lose_silent_hosts(now)
@@ -139,12 +141,12 @@ class RunState:
         return self._take_decisions()
 
     def decide_while_blocked(self, now: float) -> list[Decision]:
-        """Decide while the loop waits for a reader of its output, and reads no link.
+        """Decide while the loop waits for a reader of its output and reads no link.
 
-        Only signals and their deadlines count then: what the links hold is not known.
+        Only signals and their deadlines count then, because the links are not read.
         """
-        signaled = [event for event in self._news if isinstance(event, Signaled)]
-        self._news = [event for event in self._news if not isinstance(event, Signaled)]
+        signaled = [event for event in self._new_events if isinstance(event, Signaled)]
+        self._new_events = [event for event in self._new_events if not isinstance(event, Signaled)]
         for event in sorted(signaled, key=order):
             self._apply(event)
         self._kill_when_due(now)
@@ -162,7 +164,7 @@ class RunState:
 
     @property
     def may_start(self) -> bool:
-        """Return whether nothing speaks against starting workers."""
+        """Return whether workers may be started: no problem, signal or failure so far."""
         return not (self.problem or self.signals or self.failures or self.store_failure)
 
     @property
@@ -171,7 +173,7 @@ class RunState:
         if self.problem or len(self.exits) == self.size:
             return True
         if not self.started and not self.may_start:
-            # There is no worker whose end could be waited for.
+            # No worker was started, so there is no end to wait for.
             return True
         return len(self.over) == len(self.hosts)
 
@@ -183,8 +185,8 @@ class RunState:
         match event:
             case Greeted():
                 self.greeted.add(event.host)
-            case Complained():
-                self._complained[event.rank] = event.at
+            case TracebackStarted():
+                self._traceback_at[event.rank] = event.at
             case Exited():
                 self._exited(event)
             case WorkerStarted():
@@ -224,8 +226,8 @@ class RunState:
         )
 
     def _moment_of(self, event: Exited) -> float:
-        """Return when the rank failed: when its traceback began, else when it ended."""
-        complained = self._complained.get(event.rank, event.at)
+        """Return the time of a failure: the start of the traceback, else the exit."""
+        complained = self._traceback_at.get(event.rank, event.at)
         return complained if event.at - complained < _TRACEBACK_SECONDS else event.at
 
     def _fail(self, failed: Failure, now: float) -> None:
@@ -234,7 +236,7 @@ class RunState:
             self._failed_at = now
 
     def _end_with(self, problem: str, now: float) -> None:
-        """End the run before its workers do anything: bad input, for the user to mend."""
+        """End the run with a problem that the user must fix, before the workers do anything."""
         if self.problem is None:
             self.problem = problem
             if self.started:
@@ -253,9 +255,9 @@ class RunState:
             self._kill_at = due if self._kill_at is None else min(self._kill_at, due)
 
     def _link_ended(self, event: LinkEnded) -> None:
-        """Count the host as lost, or as done when its ranks have ended.
+        """Count the host as lost, or as done if its ranks have ended.
 
-        Before the hello, ssh or the agent could not start: that ends the run.
+        If the link ends before the hello, ssh or the agent could not start, which ends the run.
         """
         if event.host in self.over:
             return
@@ -278,21 +280,21 @@ class RunState:
                 Failure(left[0], self.hosts[host].label, 1, now, lost=f"{why} ({span(left)})"), now
             )
 
-    # What time alone decides.
+    # Decisions that depend on time alone.
 
-    def _excuse(self, now: float) -> None:
-        """Ignore silence while the launcher stood still (stopped, or the whole machine was)."""
+    def _discount_pause(self, now: float) -> None:
+        """Do not count time in which the launcher did not run (stopped or suspended) as silence."""
         since, self._decided_at = now - self._decided_at, now
-        if since > _STILL_SECONDS:
-            self.last_heard = [min(now, heard + since) for heard in self.last_heard]
+        if since > _PAUSE_SECONDS:
+            self.last_alive = [min(now, at + since) for at in self.last_alive]
 
     def _silence(self, now: float) -> dict[int, float]:
-        """Return for how long each remote host has been silent.
+        """Return the seconds for which each remote host has been silent.
 
-        Before the hello, ssh is connecting; that time has a limit of its own.
+        Hosts without a hello are not included: connecting has a timeout of its own.
         """
         return {
-            number: now - self.last_heard[number]
+            number: now - self.last_alive[number]
             for number, host in enumerate(self.hosts)
             if host.remote and number in self.greeted and number not in self.over
         }
@@ -303,8 +305,12 @@ class RunState:
                 self._lose(host, f"no sign of life for {seconds:.0f} s", now)
 
     def _settle(self, now: float) -> None:
-        """Ask the policy once the cause is known, or has been waited for long enough."""
-        if self._failed_at is None or self.stopping or now - self._failed_at < self._patience(now):
+        """Ask the policy once the cause is known or the wait for it has timed out."""
+        if (
+            self._failed_at is None
+            or self.stopping
+            or now - self._failed_at < self._settle_seconds(now)
+        ):
             return
         failed = frozenset(each.rank for each in self.failures)
         running = frozenset(range(self.size)) - frozenset(self.exits)
@@ -312,8 +318,8 @@ class RunState:
         if isinstance(answer, Stop):
             self._stop(signal.SIGTERM, now, min(self._grace, _STOP_SECONDS))
 
-    def _patience(self, now: float) -> float:
-        """Return the seconds to wait for the cause after the first failure."""
+    def _settle_seconds(self, now: float) -> float:
+        """Return the seconds to wait for the cause, counted from the first failure."""
         if len(self.exits) == self.size or not all(each.may_follow for each in self.failures):
             return _SETTLE_SECONDS
         is_quiet = any(seconds > _QUIET_SECONDS for seconds in self._silence(now).values())
@@ -336,7 +342,7 @@ class RunState:
         self._decisions.append(KillAll())
 
     def _give_up(self, now: float) -> None:
-        """Leave agents that do not answer (stopped, or held up by the system): the run must end."""
+        """Count hosts as lost whose agents do not answer (stopped or blocked), to end the run."""
         self._give_up_at = now + _GIVE_UP_SECONDS
         for number, host in enumerate(self.hosts):
             if number not in self.over and any(rank not in self.exits for rank in host.ranks):
@@ -346,7 +352,7 @@ class RunState:
 
     @property
     def exit_code(self) -> int:
-        """Return what the launcher ends with: the code of the cause, if there is one."""
+        """Return the exit code of the launcher: that of the cause, if there is a failure."""
         if self.problem:
             return 2
         if self.store_failure:
@@ -363,14 +369,14 @@ class RunState:
     def conclusion(
         self, now: float, shows: Callable[[int], bool], *, foreground: bool
     ) -> Conclusion:
-        """Return exit code and last words.
+        """Return the exit code and the text to print last.
 
-        shows: whether the lines of a rank were printed. foreground: the command is a verb of
-        allstep, whose own line is enough.
+        shows: returns whether the lines of a rank were printed. foreground: the command is one of
+        allstep's, whose own error line is enough.
         """
-        words = self.problem or ""
+        text = self.problem or ""
         if self.store_failure and not self.problem:
-            words = (
+            text = (
                 f"allstep run: the launcher's store ended by itself ({self.store_failure}), "
                 f"{now:.1f} s after the start; {self.num_stopped} of {self.size} workers "
                 "were killed. "
@@ -378,11 +384,11 @@ class RunState:
             )
         elif self.failures and not self.problem:
             shown = [failed for failed in self.failures if shows(failed.rank)]
-            if not (foreground and cause.teller(self.failures, shown)):
-                words = cause.closing_words(self.failures, shown, self.size, self.num_stopped)
-        return Conclusion(self.exit_code, words)
+            if not (foreground and cause.explained_by(self.failures, shown)):
+                text = cause.final_report(self.failures, shown, self.size, self.num_stopped)
+        return Conclusion(self.exit_code, text)
 
 
 def span(ranks: Sequence[int]) -> str:
-    """Return ranks that follow each other as text: `rank 3`, `ranks 2-3`."""
+    """Return consecutive ranks as text: `rank 3`, `ranks 2-3`."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"

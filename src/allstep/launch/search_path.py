@@ -1,4 +1,4 @@
-"""PYTHONPATH of the workers."""
+"""The PYTHONPATH of the workers."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Signals to the launcher, brought into its loop through a socket that the loop watches.
+"""Signals to the launcher, delivered to its loop through a socket.
 
 A signal that is ignored on entry stays ignored: `nohup` ignores SIGHUP so that a run survives the
 logout, and a shell ignores SIGINT in jobs that it starts in the background.
@@ -13,14 +13,16 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Those of `numbers` that this process does not ignore: the others are left alone."""
+    """Return those of `numbers` that this process does not ignore."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def caught_signals() -> Iterator[socket.socket]:
-    """While it lasts, each signal we get is one byte, its number, on the socket; ignored ones stay
-    ignored."""
+    """Yield a socket that receives one byte, the number, per signal; ignored ones stay ignored.
+
+    At the end the previous handlers are restored.
+    """
     wake_out, wake_in = socket.socketpair()
     wake_out.setblocking(False)
     wake_in.setblocking(False)

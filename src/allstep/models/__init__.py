@@ -1,6 +1,6 @@
-"""The reference nets. Each takes its norm as a factory: `norm(channels)` makes a layer.
+"""The reference models. Each takes its norm as a factory: `norm(channels)` makes a layer.
 
-`by_name` makes one, or a net of the user's, from its name. All but the names needs torch, so it is
+`by_name` makes one, or a model of the user's, from its name. All but the names needs torch, so it is
 fetched when first asked for (PEP 562): a launcher can check a name without the second that
 importing torch takes.
 """

@@ -2,7 +2,7 @@
 that torchvision has.
 
 ```
-picture (3, 224, 224)
+image (3, 224, 224)
   11x11 convolution, stride 4 -> norm -> max-pool -> ReLU       64 x 27 x 27
    5x5  convolution           -> norm -> max-pool -> ReLU      192 x 13 x 13
    3x3  convolution           -> norm -> ReLU                  384 x 13 x 13
@@ -27,7 +27,7 @@ from allstep.models.norms import Norm, no_norm
 
 
 class AlexNet(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 63
+    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 63
     pixels."""
 
     def __init__(
@@ -54,8 +54,8 @@ class AlexNet(nn.Module):
             nn.Linear(4096, num_classes),
         )
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.features(pictures))
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.features(images))
         return logits
 
 

@@ -1,15 +1,15 @@
-"""A net from its name, as a config has it: one of ours ("resnet50"), or a user's factory
+"""A model from its name, as a config has it: one of ours ("resnet50"), or a user's factory
 ("package.module:factory").
 
 ```
-name ----> factory -------called with what it takes of-------> net ----one picture of zeros, if it is a user's----> net
-            num_classes, shape, channels, norm                      logits (1, num_classes), or an
-            error and all of the options
+name ----> factory -------called with what it takes of-------> model ----one image of zeros, if it is a user's----> model
+            num_classes, shape, channels, norm                      logits (1, num_classes), or an error
+            and all of the options
 ```
 
-`shape` is (channels, height, width) of a picture, `norm` makes a norm layer from a number of
+`shape` is (channels, height, width) of an image, `norm` makes a norm layer from a number of
 channels. A factory that does not want one of them leaves it out: `def factory(num_classes)` is
-enough. Options it does not know are errors. A net takes pictures (n, channels, height, width) and
+enough. Options it does not know are errors. A model takes images (n, channels, height, width) and
 returns one tensor of logits (n, num_classes), in training and in evaluation; a tuple (GoogLeNet's
 side exits in other libraries) is refused here, before training.
 
@@ -57,14 +57,14 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Named:
-    """One of our nets."""
+    """One of our models."""
 
     home: str
     """Module and name of its factory."""
     smallest: int = 1
-    """Pixels that a side of a picture has at least."""
+    """Pixels that a side of an image has at least."""
     sized: bool = False
-    """Whether it takes pictures of one size only: the one that it was made for."""
+    """Whether it takes images of one size only: the one that it was made for."""
     settled: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that its name says."""
     options: Mapping[str, Check] = field(default_factory=dict)
@@ -108,7 +108,7 @@ NAMES: Mapping[str, Named] = {
         "speedy:Speedy", 9, options={"widths": channels(3, 3), "scale": real(1e-6, 1e6)}
     ),
 }
-"""Our nets."""
+"""Our models."""
 
 
 def check_name(name: str) -> None:
@@ -168,9 +168,9 @@ def _is_standard(top: str, place: str) -> bool:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """ConfigError when one of our nets does not take one of the options, or not its value.
+    """ConfigError when one of our models does not take one of the options, or not its value.
 
-    Of a user's net nothing is known.
+    Of a user's model nothing is known.
     """
     if name in NAMES:
         for key in options:
@@ -179,25 +179,25 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def check_shape(name: str, shape: Shape, evaluated: Shape | None = None) -> None:
-    """ConfigError when the net cannot take pictures of `shape` (channels, height, width), or those
+    """ConfigError when the model cannot take images of `shape` (channels, height, width), or those
     that it is evaluated on.
 
-    Of a user's net nothing is known.
+    Of a user's model nothing is known.
     """
-    net = NAMES.get(name)
-    if net is None:
+    model = NAMES.get(name)
+    if model is None:
         return
     for _, height, width in (shape, evaluated or shape):
-        if min(height, width) < net.smallest:
+        if min(height, width) < model.smallest:
             raise ConfigError(
-                f"model {name}: expected pictures of at least {net.smallest}x{net.smallest} pixels,"
+                f"model {name}: expected images of at least {model.smallest}x{model.smallest} pixels,"
                 f" these are {height}x{width}: choose a net for smaller ones, such as small-cnn, or"
-                f" enlarge them by data.augment and data.prepare: Resize({net.smallest})"
+                f" enlarge them by data.augment and data.prepare: Resize({model.smallest})"
             )
-    if net.sized and evaluated is not None and evaluated != shape:
+    if model.sized and evaluated is not None and evaluated != shape:
         sizes = " and ".join("x".join(map(str, each[1:])) for each in (shape, evaluated))
         raise ConfigError(
-            f"model {name} takes pictures of one size, and those of training and evaluation have"
+            f"model {name} takes images of one size, and those of training and evaluation have"
             f" {sizes}: let data.augment and data.prepare end at the same"
         )
 
@@ -210,7 +210,7 @@ def make_model(
     norm: "Norm",
     options: Mapping[str, Any] | None = None,
 ) -> "nn.Module":
-    """The net called `name` for pictures of `shape` (channels, height, width); `options` are
+    """The model called `name` for images of `shape` (channels, height, width); `options` are
     further arguments of its factory.
 
     Everything that a user can get wrong is a ConfigError of one line.
@@ -227,9 +227,9 @@ def make_model(
         )
         return _called(name, factory, given, options or {}, named.settled)
     with _current_folder():
-        net = _called(name, _users_factory(name), given, options or {}, {})
-        _try(name, net, num_classes, shape)
-    return net
+        model = _called(name, _users_factory(name), given, options or {}, {})
+        _try(name, model, num_classes, shape)
+    return model
 
 
 def _called(
@@ -243,16 +243,16 @@ def _called(
 
     arguments = {**_arguments(name, factory, given, options, settled), **settled}
     try:
-        net = factory(**arguments)
+        model = factory(**arguments)
     except UserError as error:
         raise ConfigError(f"model {name}: {error}") from error
     except Exception as error:
         raise ConfigError(f"model {name}: the factory raised {_in_one_line(error)}") from error
-    if not isinstance(net, nn.Module):
+    if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"model {name}: the factory returned {_kind(net)}, expected a torch.nn.Module"
+            f"model {name}: the factory returned {_kind(model)}, expected a torch.nn.Module"
         )
-    return net
+    return model
 
 
 def _arguments(
@@ -348,8 +348,8 @@ def _check_kind(name: str, factory: Any) -> None:
         raise ConfigError(
             f"model {name}: it is {_kind(factory)}, expected a function or class that makes a net"
         )
-    is_net = isinstance(factory, type) and issubclass(factory, nn.Module)
-    if not is_net and not inspect.isfunction(getattr(factory, "__func__", factory)):
+    is_model = isinstance(factory, type) and issubclass(factory, nn.Module)
+    if not is_model and not inspect.isfunction(getattr(factory, "__func__", factory)):
         what = f"the class {factory.__name__}" if isinstance(factory, type) else _kind(factory)
         raise ConfigError(
             f"model {name}: it is {what}, expected a subclass of torch.nn.Module or a Python"
@@ -386,22 +386,22 @@ def _attribute(home: Any, name: str) -> Any:
     return found
 
 
-def _try(name: str, net: "nn.Module", num_classes: int, shape: Shape) -> None:
-    """One picture through a user's net, so that what does not fit is told before training.
+def _try(name: str, model: "nn.Module", num_classes: int, shape: Shape) -> None:
+    """One image through a user's model, so that what does not fit is told before training.
 
-    The net is left as it was.
+    The model is left as it was.
     """
     import torch
 
-    like = next((each for each in net.parameters() if each.is_floating_point()), torch.empty(0))
-    training = [(module, module.training) for module in net.modules()]
+    like = next((each for each in model.parameters() if each.is_floating_point()), torch.empty(0))
+    training = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            logits = net.eval()(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
+            logits = model.eval()(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
     except Exception as error:
         size = " x ".join(map(str, shape))
         raise ConfigError(
-            f"model {name}: it cannot take a picture of {size}: {_in_one_line(error)}"
+            f"model {name}: it cannot take an image of {size}: {_in_one_line(error)}"
         ) from error
     finally:
         for module, was in training:
@@ -413,7 +413,7 @@ def _try(name: str, net: "nn.Module", num_classes: int, shape: Shape) -> None:
         )
     if logits.shape != (1, num_classes):
         raise ConfigError(
-            f"model {name}: one picture gave logits of shape {tuple(logits.shape)}, expected (1,"
+            f"model {name}: one image gave logits of shape {tuple(logits.shape)}, expected (1,"
             f" {num_classes}), one for each class"
         )
 

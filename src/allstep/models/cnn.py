@@ -1,13 +1,13 @@
-"""A small convolutional net for small pictures.
+"""A small convolutional model for small images.
 
 ```
-picture (channels, height, width)
-  3x3 convolution -> norm -> halve by max-pooling -> ReLU       once per entry of `widths`, while a
-  side has 2 pixels or more flatten -> linear to `hidden` -> ReLU -> linear to `num_classes`
+image (channels, height, width)
+  3x3 convolution -> norm -> halve by max-pooling -> ReLU       once per entry of `widths`, while a side has 2 pixels or more
+  flatten -> linear to `hidden` -> ReLU -> linear to `num_classes`
 ```
 
 Pooling comes before ReLU: the two commute, and ReLU then has a quarter of the work. With widths 16,
-32, 64 it has 98,442 parameters on 28x28 pictures.
+32, 64 it has 98,442 parameters on 28x28 images.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from allstep.models.norms import Norm, no_norm
 
 
 class SmallCnn(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width) of the given `shape`."""
+    """Logits (n, num_classes) for images (n, channels, height, width) of the given `shape`."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class SmallCnn(nn.Module):
             nn.Linear(hidden, num_classes),
         )
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.features(pictures))
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.features(images))
         return logits
 
 

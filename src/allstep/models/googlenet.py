@@ -2,18 +2,19 @@
 convolution and without the side exits.
 
 ```
-picture (3, 224, 224)
+image (3, 224, 224)
   7x7 convolution, stride 2; pool                       64 x 56 x 56
   1x1 convolution, 3x3 convolution; pool               192 x 28 x 28
   inception 3a, 3b; pool                               480 x 14 x 14
   inception 4a, 4b, 4c, 4d, 4e; pool                   832 x  7 x  7
   inception 5a, 5b                                    1024 x  7 x  7
-  mean over the picture -> dropout -> linear        num_classes
+  mean over the image -> dropout -> linear        num_classes
 
 inception: four ways beside each other, their channels one after the other
   x --> 1x1 -------------> ones
-    --> 1x1 --> 3x3 -----> threes --> 1x1 --> 3x3 -----> fives        (the paper's 5x5; 3x3 as in
-    torchvision's net, whose sizes ours has) --> 3x3 max-pool -> 1x1 -> pooled
+    --> 1x1 --> 3x3 -----> threes
+    --> 1x1 --> 3x3 -----> fives        (the paper's 5x5; 3x3 as in torchvision's model, whose sizes ours has)
+    --> 3x3 max-pool -> 1x1 -> pooled
 ```
 
 A convolution is followed by a norm and ReLU and has no bias. Pools are 3x3 with stride 2, the last
@@ -85,7 +86,7 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 15
+    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 15
     pixels."""
 
     def __init__(
@@ -114,8 +115,8 @@ class GoogLeNet(nn.Module):
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(wide, num_classes)
         )
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.features(pictures))
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.features(images))
         return logits
 
 

@@ -1,11 +1,11 @@
-"""A net like LeNet-5 (LeCun et al. 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf), with
-today's activations and pooling.
+"""A model like LeNet-5 (LeCun et al. 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf),
+with today's activations and pooling.
 
 ```
-picture (1, 28, 28)
-  5x5 convolution -> norm -> ReLU -> halve by max-pooling       32 x 14 x 14      (LeNet-5:  6) 5x5
-  convolution -> norm -> ReLU -> halve by max-pooling       64 x  7 x  7      (LeNet-5: 16) flatten
-  -> linear -> ReLU                                    256               (LeNet-5: 120 and 84)
+image (1, 28, 28)
+  5x5 convolution -> norm -> ReLU -> halve by max-pooling       32 x 14 x 14      (LeNet-5:  6)
+  5x5 convolution -> norm -> ReLU -> halve by max-pooling       64 x  7 x  7      (LeNet-5: 16)
+  flatten -> linear -> ReLU                                    256               (LeNet-5: 120 and 84)
   linear                                               num_classes
 ```
 
@@ -20,7 +20,7 @@ from allstep.models.norms import Norm, no_norm
 
 
 class LeNet(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width) of the given `shape`, both
+    """Logits (n, num_classes) for images (n, channels, height, width) of the given `shape`, both
     sides at least 4 pixels."""
 
     def __init__(
@@ -43,8 +43,8 @@ class LeNet(nn.Module):
             *(nn.Dropout(dropout), nn.Linear(hidden, num_classes)),
         )
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.features(pictures))
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.features(images))
         return logits
 
 

@@ -1,27 +1,28 @@
 """ResNet-18, 34, 50 and 101 (He et al. 2015, https://arxiv.org/abs/1512.03385), for large and for
-small pictures.
+small images.
 
 ```
-picture (3, 224, 224)                                picture (3, 32, 32), with small_pictures=True
-  7x7 convolution, stride 2 -> norm -> ReLU            3x3 convolution -> norm -> ReLU            64
-  channels 3x3 max-pool, stride 2                               (no pool) stage 1
-  56 x 56              32 x 32                                    64 x expansion stage 2, its first
-  block halves 28 x 28              16 x 16                                   128 x expansion stage
-  3, its first block halves 14 x 14               8 x 8                                    256 x
-  expansion stage 4, its first block halves  7 x 7                4 x 4
-  512 x expansion mean over the picture -> linear
-  num_classes
+image (3, 224, 224)                                image (3, 32, 32), with small_pictures=True
+  7x7 convolution, stride 2 -> norm -> ReLU            3x3 convolution -> norm -> ReLU            64 channels
+  3x3 max-pool, stride 2                               (no pool)
+  stage 1                         56 x 56              32 x 32                                    64 x expansion
+  stage 2, its first block halves 28 x 28              16 x 16                                   128 x expansion
+  stage 3, its first block halves 14 x 14               8 x 8                                    256 x expansion
+  stage 4, its first block halves  7 x 7                4 x 4                                    512 x expansion
+  mean over the image -> linear                                                                num_classes
 
 basic block (expansion 1)            bottleneck (expansion 4)
-  x ------------.                      x ------------. 3x3 -> norm   |                      1x1 ->
-  norm   | ReLU          |                      ReLU          | 3x3 -> norm   |
-  3x3 -> norm   |      strides are here, as in torchvision's nets + <-----------'
-  ReLU          | ReLU                                 1x1 -> norm   |
+  x ------------.                      x ------------.
+  3x3 -> norm   |                      1x1 -> norm   |
+  ReLU          |                      ReLU          |
+  3x3 -> norm   |                      3x3 -> norm   |      strides are here, as in torchvision's models
+  + <-----------'                      ReLU          |
+  ReLU                                 1x1 -> norm   |
                                        + <-----------'
                                        ReLU
 ```
 
-The way past a block is the picture itself; where size or channels change, a 1x1 convolution and a
+The way past a block is the image itself; where size or channels change, a 1x1 convolution and a
 norm. Convolutions have no bias: the norm after each has one.
 
 `zero_last_norm=True` starts the last norm of each block at zero, so that a block passes its input
@@ -97,7 +98,7 @@ class Bottleneck(Block):
 
 
 class ResNet(nn.Module):
-    """Logits (n, num_classes) for pictures (n, 3, height, width).
+    """Logits (n, num_classes) for images (n, 3, height, width).
 
     `depths`: blocks of each of the four stages.
     """
@@ -131,8 +132,8 @@ class ResNet(nn.Module):
         )
         self._initialise(zero_last_norm)
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.stages(self.stem(pictures)))
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.stages(self.stem(images)))
         return logits
 
     def _initialise(self, zero_last_norm: bool) -> None:

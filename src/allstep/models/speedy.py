@@ -1,18 +1,19 @@
-"""A small, fast net for CIFAR-10, after the nets that reach 94% in seconds on one GPU (Jordan 2024,
-https://arxiv.org/abs/2404.00498).
+"""A small, fast model for CIFAR-10, after the models that reach 94% in seconds on one GPU (Jordan
+2024, https://arxiv.org/abs/2404.00498).
 
 ```
-picture (3, 32, 32)
-  2x2 convolution that whitens, fixed -> GELU                      24 x 31 x 31     (with a bias
-  that learns) group: 3x3 conv -> halve -> norm -> GELU -> 3x3 conv -> norm -> GELU      64 x 15 x
-  15 group                                                                   256 x  7 x  7 group
-  256 x  3 x  3 max-pool over all -> linear, no bias -> x 1/9                            num_classes
+image (3, 32, 32)
+  2x2 convolution that whitens, fixed -> GELU                      24 x 31 x 31     (with a bias that learns)
+  group: 3x3 conv -> halve -> norm -> GELU -> 3x3 conv -> norm -> GELU      64 x 15 x 15
+  group                                                                   256 x  7 x  7
+  group                                                                   256 x  3 x  3
+  max-pool over all -> linear, no bias -> x 1/9                            num_classes
 ```
 
-The first convolution is not trained: `whiten(pictures)` sets it to the directions in which 2x2
-patches of training pictures vary, each scaled to the same variance, and the same ones turned round,
+The first convolution is not trained: `whiten(images)` sets it to the directions in which 2x2
+patches of training images vary, each scaled to the same variance, and the same ones turned round,
 so that GELU keeps both signs. Convolutions start as the identity on their first channels (Dirac),
-so that a deep net passes pictures on from the first step. 1,972,792 parameters at widths 64, 256,
+so that a deep model passes images on from the first step. 1,972,792 parameters at widths 64, 256,
 256, of which 288 are fixed.
 """
 
@@ -25,7 +26,7 @@ _PATCH = 2
 
 
 class Speedy(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 9
+    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 9
     pixels."""
 
     def __init__(
@@ -51,8 +52,8 @@ class Speedy(nn.Module):
         self.scale = scale
         self._initialise()
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.groups(self.whitening(pictures)))
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.groups(self.whitening(images)))
         return logits * self.scale
 
     def _initialise(self) -> None:
@@ -63,10 +64,10 @@ class Speedy(nn.Module):
                 nn.init.dirac_(layer.weight[: layer.in_channels])
 
     @torch.no_grad()
-    def whiten(self, pictures: torch.Tensor, floor: float = 5e-4) -> None:
-        """Fixes the first convolution by `pictures` (n, channels, height, width), normalised as in
+    def whiten(self, images: torch.Tensor, floor: float = 5e-4) -> None:
+        """Fixes the first convolution by `images` (n, channels, height, width), normalized as in
         training; some thousands do."""
-        patches = nn.functional.unfold(pictures.double(), _PATCH).transpose(1, 2).flatten(0, 1)
+        patches = nn.functional.unfold(images.double(), _PATCH).transpose(1, 2).flatten(0, 1)
         covariance = patches.T @ patches / len(patches)
         variances, directions = torch.linalg.eigh(covariance)
         filters = (directions / (variances + floor).sqrt()).T.flip(0)  # the largest variance first

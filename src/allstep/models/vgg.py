@@ -1,7 +1,7 @@
 """VGG-16 (Simonyan and Zisserman 2014, https://arxiv.org/abs/1409.1556), configuration D.
 
 ```
-picture (3, 224, 224)
+image (3, 224, 224)
   2 x (3x3 convolution -> norm -> ReLU), halve        64 x 112 x 112
   2 x                                                128 x  56 x  56
   3 x                                                256 x  28 x  28
@@ -13,8 +13,8 @@ picture (3, 224, 224)
   linear                                     num_classes
 ```
 
-138,357,544 parameters at 1,000 classes: few, large tensors, the hardest of the classic nets to sum
-over workers.
+138,357,544 parameters at 1,000 classes: few, large tensors, the hardest of the classic models to
+sum over workers.
 """
 
 import torch
@@ -26,7 +26,7 @@ _STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, convolu
 
 
 class Vgg16(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 32
+    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 32
     pixels."""
 
     def __init__(
@@ -56,8 +56,8 @@ class Vgg16(nn.Module):
         for layer in self.modules():
             _initialise(layer)
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.features(pictures))
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.features(images))
         return logits
 
 

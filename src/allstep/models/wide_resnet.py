@@ -1,25 +1,23 @@
-"""Residual nets for pictures of 32x32: ResNet-20 to 110 (He et al. 2015, section 4.2) and wide ones
+"""Residual models for images of 32x32: ResNet-20 to 110 (He et al. 2015, section 4.2) and wide ones
 (Zagoruyko and Komodakis 2016).
 
 ```
-                                            resnet_cifar(depth), depth = 6n+2    WideResNet(depth,
-                                            widen), depth = 6n+4
-  3x3 convolution              32 x 32      16 channels                          16 channels n
-  blocks                     32 x 32      16                                   16 x widen n blocks,
-  the first halves   16 x 16      32                                   32 x widen n blocks, the
-  first halves    8 x  8      64                                   64 x widen mean -> linear
-  num_classes                          (norm -> ReLU before the mean)
+                                            resnet_cifar(depth), depth = 6n+2    WideResNet(depth, widen), depth = 6n+4
+  3x3 convolution              32 x 32      16 channels                          16 channels
+  n blocks                     32 x 32      16                                   16 x widen
+  n blocks, the first halves   16 x 16      32                                   32 x widen
+  n blocks, the first halves    8 x  8      64                                   64 x widen
+  mean -> linear                            num_classes                          (norm -> ReLU before the mean)
 
-block of resnet_cifar: as in `resnet`       block of WideResNet, norms first
-(https://arxiv.org/abs/1605.07146)
-  x -----------------.                        x -> norm -> ReLU --.--> 1x1, only where size or
-  channels change --. 3x3 -> norm -> ReLU|                                            3x3 -> norm ->
-  ReLU -> dropout                 | 3x3 -> norm        | zeros for new channels
-  3x3                                            | + <----------------'
-  + <--------------------------------------------' ReLU
+block of resnet_cifar: as in `resnet`       block of WideResNet, norms first (https://arxiv.org/abs/1605.07146)
+  x -----------------.                        x -> norm -> ReLU --.--> 1x1, only where size or channels change --.
+  3x3 -> norm -> ReLU|                                            3x3 -> norm -> ReLU -> dropout                 |
+  3x3 -> norm        | zeros for new channels                     3x3                                            |
+  + <----------------'                                            + <--------------------------------------------'
+  ReLU
 ```
 
-Where the original nets change size, the way past a block is every second pixel, with channels of
+Where the original models change size, the way past a block is every second pixel, with channels of
 zeros for the new ones: it has no parameters. 10 classes: ResNet-20 269,722, ResNet-56 853,018,
 WRN-16-4 2,748,890, WRN-28-10 36,479,194.
 """
@@ -50,7 +48,7 @@ class _Past(nn.Module):
 
 
 class _Plain(nn.Module):
-    """A block of the original nets."""
+    """A block of the original models."""
 
     def __init__(self, channels: int, wide: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -92,7 +90,7 @@ class _Wide(nn.Module):
         return out
 
 
-class _SmallPictures(nn.Module):
+class _SmallImages(nn.Module):
     """Stem, stages and head; `leave` stands between the stages and the head."""
 
     def __init__(
@@ -107,13 +105,13 @@ class _SmallPictures(nn.Module):
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.leave(self.stages(self.stem(pictures))))
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.leave(self.stages(self.stem(images))))
         return logits
 
 
-class CifarResNet(_SmallPictures):
-    """Logits (n, num_classes) for pictures (n, channels, height, width). depth: 20, 32, 44, 56,
+class CifarResNet(_SmallImages):
+    """Logits (n, num_classes) for images (n, channels, height, width). depth: 20, 32, 44, 56,
     110, or any other 6n+2."""
 
     def __init__(
@@ -138,8 +136,8 @@ class CifarResNet(_SmallPictures):
                 start_at_zero(block.through[-1])
 
 
-class WideResNet(_SmallPictures):
-    """Logits (n, num_classes) for pictures (n, channels, height, width).
+class WideResNet(_SmallImages):
+    """Logits (n, num_classes) for images (n, channels, height, width).
 
     WRN-28-10 is `WideResNet(28, 10)`; depth is 6n+4.
     """

@@ -1,10 +1,10 @@
-"""Batch norms that know of workers: `SyncBatchNorm` over the samples of all, `GhostBatchNorm` over
-few samples at a time.
+"""Batch norms for several workers: `SyncBatchNorm` over all samples, `GhostBatchNorm` over few.
 
-A batch norm computes with the samples of one worker, so its noise depends on how many workers there
-are. `sync` takes that away: N workers normalise as one would. `ghost` fixes it: statistics of, say,
-32 samples, whatever the batch, which large batches need to generalise as small ones do. `convert`
-puts either in place of the batch norms of a model.
+A plain batch norm computes with the samples of one worker, so its noise depends on the number of
+workers. `SyncBatchNorm` removes that dependence: N workers normalize like one worker with the whole
+batch. `GhostBatchNorm` fixes the number of samples: statistics of, for example, 32 samples,
+whatever the batch, which large batches need to generalize as small ones do. `convert` replaces the
+batch norms of a model by either.
 """
 
 from allstep.norm.convert import convert

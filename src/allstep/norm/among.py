@@ -1,14 +1,13 @@
-"""Among whom a norm takes its statistics: a group or a process set that the user gave, all ranks,
-or nobody else.
+"""The ranks over which a norm computes statistics: those of a group or process set, or all.
 
 ```
 given                        the group
 torch's ProcessGroup         itself
-hvd.ProcessSet               one of the engine's, of the set's members, for norms alone; looked up at each forward, because a set
-                             gets another number when hvd starts again
+hvd.ProcessSet               a group of the engine, of the set's members, for norms alone; looked up
+                             at each forward, because a set gets another number when hvd restarts
 None, hvd runs               the same for set 0, the world
-None, after allstep.init()   one of all ranks, for norms alone
-None, otherwise              torch's default group; none before init_process_group: a process alone
+None, after allstep.init()   a group of all ranks, for norms alone
+None, otherwise              torch's default group; before init_process_group none: one process
 ```
 """
 
@@ -24,7 +23,7 @@ from allstep.errors import ConfigError
 
 
 class ProcessSet(Protocol):
-    """What an `hvd.ProcessSet` has; the layer that makes them lies above this one."""
+    """The attributes of an `hvd.ProcessSet`, which a higher layer defines."""
 
     process_set_id: int | None
     ranks: list[int]
@@ -34,9 +33,9 @@ Among = ProcessGroup | ProcessSet | None
 
 
 def ranks_of(chosen: Among) -> ProcessGroup | None:
-    """The group to talk to, or None for a process alone; see the module.
+    """Return the group for the statistics, or None for one process; see the module docstring.
 
-    Members of a process set ask for theirs together.
+    Members of a process set call it together.
     """
     if isinstance(chosen, ProcessGroup):
         return chosen
@@ -49,6 +48,7 @@ def ranks_of(chosen: Among) -> ProcessGroup | None:
 
 
 def _of_set(chosen: ProcessSet, running: Engine | None) -> ProcessGroup:
+    """Return the group of a registered process set that this rank is in; else ConfigError."""
     if not hasattr(chosen, "process_set_id"):
         raise ConfigError(
             f"process_group={chosen!r} of a norm: give a torch.distributed group that this rank is"

@@ -1,5 +1,7 @@
-"""Puts ghost or synchronised batch norms in place of a model's batch norms; weights, running
-statistics and hooks stay."""
+"""Replaces a model's batch norms by ghost or synchronized ones.
+
+Weights, running statistics and hooks are kept.
+"""
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -18,13 +20,17 @@ def convert(
     across_workers: bool = False,
     process_group: Among = None,
 ) -> nn.Module:
-    """The model with all its batch norms replaced, in place; a model that is itself a batch norm is
-    returned as a new one.
+    """Replace all batch norms of a model in place, and return the model.
 
-    Either ghost=32 (statistics of 32 samples, of about so many where 32 does not divide the batch;
-    across_workers: of several workers) or sync=True (of all workers). process_group: whose, a torch
-    ProcessGroup or an hvd.ProcessSet, if not of all. Optimizers made before stay right: parameters
-    are the same objects.
+    A model that is itself a batch norm is returned as a new one. Give one of:
+
+    - `ghost`: statistics over this many samples, 32 for example (`GhostBatchNorm`). Where it does
+      not divide a later batch, over about as many. With `across_workers`, the samples of several
+      workers.
+    - `sync=True`: statistics over the samples of all workers (`SyncBatchNorm`).
+
+    `process_group` is a torch ProcessGroup or an hvd.ProcessSet of the workers (default: all).
+    Optimizers that were created before remain valid, because parameters stay the same objects.
     """
     if (ghost is not None) == sync:
         raise ConfigError(
@@ -69,7 +75,8 @@ def _converted(
             old.num_features, ghost, across_workers=across_workers, process_group=process_group
         )
     own = {name: value for name, value in vars(new).items() if name in _OWN}
-    vars(new).update(vars(old))  # parameters, buffers, hooks, eps, momentum, training or not
+    # Parameters, buffers, hooks, eps, momentum, and training or evaluation mode.
+    vars(new).update(vars(old))
     vars(new).update(own)
     return new
 

@@ -1,29 +1,30 @@
-"""Ghost batch norm: statistics of small groups of samples, whatever the batch (Hoffer et al. 2017,
-https://arxiv.org/abs/1705.08741).
+"""Ghost batch norm: statistics of small groups of samples, whatever the batch.
 
-The noise in the statistics of a small batch helps a net to generalise; a large batch loses it.
-Ghost batch norm normalises a large batch as if it were many small ones:
+Hoffer et al. 2017, https://arxiv.org/abs/1705.08741. The noise in the statistics of a small batch
+helps a model to generalize; a large batch loses it. Ghost batch norm normalizes a large batch as if
+it were many small ones:
 
 ```
-worker's batch, ghost=32    | 32 | 32 | 32 | 32 |            each part by its own mean and variance; no word to other workers
-across_workers, ghost=128   | w0 | w1 | w2 | w3 | w4 | ...   parts are whole workers: the first four, the next four
-                            |<----- one ---->|<----- ...
+worker's batch, ghost=32    | 32 | 32 | 32 | 32 |            each part by its own mean and variance,
+                                                             without communication
+across_workers, ghost=128   | w0 | w1 | w2 | w3 | w4 | ...   parts are whole workers: the first
+                            |<----- one ---->|<----- ...     four, the next four
 ```
 
-**A size that does not divide** the first batch in training is an error that names sizes which do. A
+**A size that does not divide** the first training batch is an error that names sizes which do. A
 later batch, such as the last one of an epoch, is cut into the nearest number of parts, equal up to
 one sample: 100 samples by 32 are three parts of 34, 33 and 33, never a last one of 4, whose
-statistics would be worth nothing. No part has fewer than two samples unless the whole batch has.
+statistics would be useless. No part has fewer than two samples unless the whole batch has.
 
 **A size above the worker's batch** needs `across_workers=True`: all ranks then gather statistics,
-as SyncBatchNorm does, and consecutive ranks make up a ghost batch; the batch of a rank is not cut.
-This cannot be decided by looking at a batch, because ranks that see different numbers would decide
+as SyncBatchNorm does, and consecutive ranks form a ghost batch; the batch of a rank is not cut.
+This cannot be decided from a batch, because ranks with different numbers of samples would decide
 differently and wait for each other. Without it such a worker has one part, its whole batch, and a
-first batch like that is a warning.
+first batch like that causes a warning.
 
-Running statistics go from ghost batch to ghost batch, as the paper has it, and as they would in a
-run with small batches. On several ranks they are those of the rank's own samples (`across_workers`:
-of all samples, equal on all ranks).
+Running statistics are updated after each ghost batch, as in the paper, and as in a run with small
+batches. On several ranks they are those of the rank's own samples (`across_workers`: of all
+samples, equal on all ranks).
 """
 
 import warnings
@@ -40,7 +41,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from allstep.errors import ConfigError
 from allstep.norm.among import Among, ranks_of
 from allstep.norm.statistics import (
-    Normalise,
+    Normalize,
     check_values,
     combined,
     gathered,
@@ -50,13 +51,13 @@ from allstep.norm.statistics import (
 
 
 class GhostBatchNorm(_BatchNorm):
-    """Normalises (N, C, ...) per channel C over `ghost` samples at a time. In evaluation it is
-    torch's BatchNorm.
+    """Normalizes (N, C, ...) per channel C over `ghost` samples at a time.
 
-    ghost: samples, at least 2. It must divide the first batch; a later one that it does not divide
-    is cut into the nearest number of equal parts: 100 samples by 32 are 34, 33 and 33.
-    across_workers: ghost batches of several workers, see the module; process_group: among whom, a
-    torch ProcessGroup or an hvd.ProcessSet that this rank is in, None is all ranks.
+    In evaluation it is torch's BatchNorm. `ghost` is a number of samples, at least 2. It must
+    divide the first batch; a later one that it does not divide is cut into the nearest number of
+    equal parts: 100 samples by 32 are 34, 33 and 33. `across_workers`: form ghost batches of
+    several workers, see the module docstring. `process_group` is a torch ProcessGroup or an
+    hvd.ProcessSet that this rank is in (default: all ranks). The other arguments are torch's.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class GhostBatchNorm(_BatchNorm):
             )
 
     def _alone(self, input: Tensor) -> Tensor:
-        """Part by part; each is a batch of its own to torch.
+        """Normalize part by part; each part is a batch of its own for torch.
 
         Cut by `split`: the backward of `tensor_split` would make a gradient of the whole batch for
         each part.
@@ -111,15 +112,17 @@ class GhostBatchNorm(_BatchNorm):
         return done[0] if len(done) == 1 else torch.cat(done)
 
     def _nothing(self, input: Tensor) -> Tensor:
-        """No samples: no statistics, but weight and bias take part in the backward, with zero
-        gradients."""
+        """Normalize an empty batch.
+
+        There are no statistics, but weight and bias get zero gradients in the backward.
+        """
         any_mean, any_var = input.new_zeros(self.num_features), input.new_ones(self.num_features)
         return batch_norm(
             input, any_mean, any_var, self.weight, self.bias, training=False, eps=self.eps
         )
 
     def _look(self, num_samples: int) -> None:
-        """Only at the first batch: the last one of an epoch may well be small."""
+        """Check the size of the first batch only: the last one of an epoch may be small."""
         if self.looked:
             return
         if num_samples < self.ghost:
@@ -139,8 +142,7 @@ class GhostBatchNorm(_BatchNorm):
         self.looked = True
 
     def _among(self, input: Tensor, group: ProcessGroup) -> Tensor:
-        """One ghost batch is the samples of some consecutive ranks; all ranks know the statistics
-        of all."""
+        """Normalize with ghost batches of consecutive ranks; all ranks know all statistics."""
         with torch.no_grad():
             rows = gathered(own_statistics(input), group)
             samples = [round(values) for values in (rows[:, 2, 0] / _area(input)).tolist()]
@@ -154,32 +156,39 @@ class GhostBatchNorm(_BatchNorm):
         )
         mean, squares, count = found[mine]
         how = mean, squares / count, count, self.eps, group, parts[mine]
-        return cast(Tensor, Normalise.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
+        arguments = input, self.weight, self.bias, *how
+        return cast(Tensor, Normalize.apply(*arguments))  # type: ignore[no-untyped-call]
 
 
 def nearest_divisors(num_samples: int, ghost: int) -> list[int]:
-    """The two sizes nearest to `ghost` that divide a batch, or the one that there is, the batch
-    itself."""
+    """Return the two sizes nearest to `ghost` that divide a batch of `num_samples`.
+
+    Only one if the batch has no other divisor than itself.
+    """
     divisors = (size for size in range(2, num_samples + 1) if num_samples % size == 0)
     return sorted(divisors, key=lambda size: abs(size - ghost))[:2]
 
 
 def num_parts(num_samples: int, ghost: int) -> int:
-    """The number of equal parts whose size is nearest to `ghost`; none has one sample alone, unless
-    there is just one."""
+    """Return the number of equal parts whose size is nearest to `ghost`.
+
+    No part has a single sample, unless the batch has only one.
+    """
     return max(1, min(int(num_samples / ghost + 0.5), num_samples // 2))
 
 
 def sizes_of_parts(num_samples: int, ghost: int) -> list[int]:
-    """Of each part, the larger ones first."""
+    """Return the size of each part, the larger ones first."""
     parts = num_parts(num_samples, ghost)
     size, more = divmod(num_samples, parts)
     return [size + 1] * more + [size] * (parts - more)
 
 
 def parts_of_ranks(samples: Sequence[int], ghost: int) -> list[slice]:
-    """Ranks with these samples, cut into runs of consecutive ranks of about `ghost` samples, each
-    of at least two."""
+    """Cut ranks with these samples into runs of consecutive ranks of about `ghost` samples.
+
+    Each run has at least two samples.
+    """
     total = sum(samples)
     wanted = num_parts(total, ghost)
     middles = [end - own / 2 for end, own in zip(accumulate(samples), samples, strict=True)]
@@ -191,15 +200,13 @@ def parts_of_ranks(samples: Sequence[int], ghost: int) -> list[slice]:
         if ends and sum(samples[start : rank + 1]) >= 2:
             parts.append(slice(start, rank + 1))
             start = rank + 1
+    # Ranks that are left over at the end belong to the last part.
     last = parts.pop() if parts else slice(0, 0)
-    return [
-        *parts,
-        slice(last.start, len(samples)),
-    ]  # what is left over at the end goes to the last
+    return [*parts, slice(last.start, len(samples))]
 
 
 def check_ghost(ghost: int) -> None:
-    """A ghost batch must have a variance."""
+    """Raise ConfigError if a ghost batch would have no variance."""
     if ghost < 2:
         raise ConfigError(
             f"ghost={ghost}: a ghost batch needs at least 2 samples, 16 to 128 are usual"
@@ -207,5 +214,5 @@ def check_ghost(ghost: int) -> None:
 
 
 def _area(input: Tensor) -> int:
-    """Values of a channel of one sample."""
+    """Return the number of values per channel of one sample."""
     return int(torch.Size(input.shape[2:]).numel())

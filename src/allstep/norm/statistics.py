@@ -1,20 +1,20 @@
-"""Statistics of samples that lie on several ranks, and normalising with them.
+"""Statistics of samples on several ranks, and normalization with them.
 
-Forward, one all_gather: each rank tells the mean, the sum of squared deviations from it, and the
-count of its own samples, per channel. From these every rank computes the same statistics of the
+Forward, one all_gather: each rank contributes the mean, the sum of squared differences from it, and
+the count of its own samples, per channel. From these every rank computes the same statistics of the
 whole batch, by the formula of Chan, Golub and LeVeque (1979): exact for batches of different sizes,
-for a rank without any sample, and for values far from zero, where a sum of squares would cancel.
+for a rank without samples, and for values far from zero, where a sum of squares would cancel.
 
 Backward, one all_reduce: with y = w * xhat + b, xhat = (x - mean) / std over n samples, and g =
 dL/dy,
 
     dL/dx = w / std * (g - sum(g) / n - xhat * sum(g * xhat) / n)
 
-where the sums go over the samples of all ranks. The passes over the samples are torch's own
-kernels: one for both sums (the backward of an evaluation, which has just these as its gradients of
-w and b), one for what depends on x (an evaluation with other weights), one to add what depends on
-g. The gradients of w and b are left as the sums of this rank's own samples, because the optimizer
-(or DDP) reduces those of all parameters.
+where the sums are over the samples of all ranks. The passes over the samples are torch's own
+kernels: one for both sums (the backward of an evaluation, whose gradients of w and b are these
+sums), one for the terms that depend on x (an evaluation with other weights), one to add the terms
+that depend on g. The gradients of w and b remain the sums over this rank's own samples, because the
+optimizer (or DDP) reduces those of all parameters.
 
 Statistics of some of the ranks (`members`, a slice of them) are computed from the same gathered
 rows, and their sums from an all_gather.
@@ -33,7 +33,7 @@ from allstep.errors import ConfigError
 
 
 def check_values(count: int, input: Tensor, layer: str, where: str) -> None:
-    """One value has no variance."""
+    """Raise ConfigError if a channel has fewer than two values, which have no variance."""
     if count < 2:
         raise ConfigError(
             f"{layer} needs more than 1 value per channel in training, got {count} {where} (input"
@@ -43,12 +43,12 @@ def check_values(count: int, input: Tensor, layer: str, where: str) -> None:
 
 
 def own_statistics(input: Tensor) -> Tensor:
-    """Of this rank's samples: (3, C), the rows are mean, sum of squared deviations, and count."""
+    """Return (3, C) of this rank's samples: mean, sum of squared differences from it, and count."""
     count = input.numel() // input.shape[1]
     if not count:
         return torch.zeros(3, input.shape[1], dtype=torch.float64, device=input.device)
-    # Not var_mean, which takes five to fifteen times as long: its loops go over single values,
-    # these over rows.
+    # Not var_mean, which takes 5 to 15 times as long: its loops are over single values, these over
+    # rows.
     mean, variance = torch.batch_norm_update_stats(input.to(_exact(input.dtype)), None, None, 0.0)
     return torch.stack(
         [
@@ -60,10 +60,7 @@ def own_statistics(input: Tensor) -> Tensor:
 
 
 def combined(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, sum of squared deviations and count over ranks, from the statistics of each; rows:
-
-    (ranks, 3, C).
-    """
+    """Return mean, sum of squared differences and count over ranks; `rows` is (ranks, 3, C)."""
     means, squares, counts = rows[:, 0], rows[:, 1], rows[:, 2]
     count = counts.sum(0)
     mean = (counts * means).sum(0) / count
@@ -72,7 +69,7 @@ def combined(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def update_running(layer: _BatchNorm, mean: Tensor, squares: Tensor, count: Tensor) -> None:
-    """Brings the running statistics of a layer up to date with those of a batch."""
+    """Update the running statistics of a layer with those of a batch."""
     if layer.running_mean is None or layer.running_var is None or layer.num_batches_tracked is None:
         return
     layer.num_batches_tracked.add_(1)
@@ -83,8 +80,8 @@ def update_running(layer: _BatchNorm, mean: Tensor, squares: Tensor, count: Tens
     layer.running_var.lerp_((squares / (count - 1)).to(layer.running_var.dtype), factor)
 
 
-class Normalise(torch.autograd.Function):
-    """Forward with statistics that are given; backward as in the module's docstring."""
+class Normalize(torch.autograd.Function):
+    """Normalization with given statistics; the backward is described in the module docstring."""
 
     @staticmethod
     def forward(
@@ -127,19 +124,18 @@ class Normalise(torch.autograd.Function):
             training=False,
             eps=ctx.eps,
         )
-        beside = [
-            -1,
-            *[1] * (input.dim() - 2),
-        ]  # a vector over channels, as it lies beside (N, C, ...)
-        grad_input = of_input.addcmul_(grad, scale.view(beside))
+        # The shape of a vector over channels that broadcasts against (N, C, ...).
+        per_channel = [-1, *[1] * (input.dim() - 2)]
+        grad_input = of_input.addcmul_(grad, scale.view(per_channel))
         return grad_input.to(input.dtype), grad_weight, grad_bias, *[None] * 6
 
 
 def _sums(values: Tensor, grad: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
-    """(2, C): the sum of g, and of g * xhat, over this rank's samples."""
+    """Return (2, C): the sums of g and of g * xhat over this rank's samples."""
     if not len(values):
         return torch.zeros(2, len(mean), dtype=mean.dtype, device=mean.device)
-    wanted = [False, True, True]  # not the gradient of the input
+    # The gradients of weight and bias, not of the input.
+    wanted = [False, True, True]
     _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
         grad, values, None, mean, variance, None, None, False, eps, wanted
     )
@@ -147,14 +143,14 @@ def _sums(values: Tensor, grad: Tensor, mean: Tensor, variance: Tensor, eps: flo
 
 
 def gathered(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    """The tensors of all ranks, stacked by rank."""
+    """Return the tensors of all ranks, stacked by rank."""
     rows = tensor.new_empty(group.size(), *tensor.shape)
     group.allgather([list(rows)], [tensor]).wait()
     return rows
 
 
 def _summed(tensor: Tensor, group: ProcessGroup, members: slice | None) -> Tensor:
-    """The sum over these ranks, or all, in float64."""
+    """Return the sum over the ranks `members`, or over all, in float64."""
     total = tensor.to(torch.float64, copy=True)
     if members is not None:
         return gathered(total, group)[members].sum(0)
@@ -163,5 +159,5 @@ def _summed(tensor: Tensor, group: ProcessGroup, members: slice | None) -> Tenso
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
-    """What statistics of this type are computed in."""
+    """Return the dtype in which statistics of values of `dtype` are computed."""
     return dtype if dtype.itemsize >= 4 else torch.float32

@@ -1,8 +1,8 @@
-"""Batch normalisation over the samples of all ranks, so that N workers normalise as one worker with
-the whole batch would.
+"""Batch normalization over the samples of all ranks.
 
-One collective forward and one backward; the arithmetic is in `statistics`. Ranks without samples
-must go forward and backward too, with an empty batch.
+N workers normalize like one worker with the whole batch. It takes one collective forward and one
+backward; the arithmetic is in `statistics`. Ranks without samples must run forward and backward
+too, with an empty batch.
 """
 
 from typing import cast
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from allstep.errors import ConfigError
 from allstep.norm.among import Among, ranks_of
 from allstep.norm.statistics import (
-    Normalise,
+    Normalize,
     check_values,
     combined,
     gathered,
@@ -25,12 +25,12 @@ from allstep.norm.statistics import (
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalises (N, C, ...) per channel C over the batches of all ranks. In evaluation, and alone,
-    it is torch's BatchNorm.
+    """Normalizes (N, C, ...) per channel C over the batches of all ranks.
 
-    process_group: among whom, a torch ProcessGroup or an hvd.ProcessSet that this rank is in; None
-    is all ranks. One value per channel over all of them has no variance: in training that is a
-    ConfigError on each.
+    In evaluation, and in a group of one rank, it is torch's BatchNorm. `process_group` is a torch
+    ProcessGroup or an hvd.ProcessSet that this rank is in (default: all ranks). The other arguments
+    are torch's. A single value per channel over all ranks has no variance: in training that raises
+    a ConfigError on each rank.
     """
 
     def __init__(
@@ -54,11 +54,13 @@ class SyncBatchNorm(_BatchNorm):
         mean, squares, count = _statistics(input, group)
         update_running(self, mean, squares, count)
         how = mean, squares / count, count, self.eps, group
-        return cast(Tensor, Normalise.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
+        arguments = input, self.weight, self.bias, *how
+        return cast(Tensor, Normalize.apply(*arguments))  # type: ignore[no-untyped-call]
 
     def _alone(self, input: Tensor) -> Tensor:
         count = input.numel() // self.num_features
-        if self.training and count:  # torch takes an empty batch, and leaves all as it is
+        # torch accepts an empty batch and changes nothing.
+        if self.training and count:
             check_values(count, input, "SyncBatchNorm", "here")
         return super().forward(input)
 
@@ -72,11 +74,9 @@ class SyncBatchNorm(_BatchNorm):
 
 @torch.no_grad()
 def _statistics(input: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and sum of squared deviations of each channel over all ranks, and the count they are
-    over; all in float64."""
+    """Return mean, sum of squared differences and count per channel over all ranks, in float64."""
     mean, squares, count = combined(gathered(own_statistics(input), group))
-    if (
-        input.numel() <= input.shape[1]
-    ):  # at most one value a channel here: only then can there be too few in all
+    # Only with at most one value per channel on this rank can there be too few in total.
+    if input.numel() <= input.shape[1]:
         check_values(int(count[0]), input, "SyncBatchNorm", "over all ranks")
     return mean, squares, count

@@ -1,11 +1,11 @@
-"""What keeps accuracy while the batch grows: optimizers, learning rates, noise. Knows no workers:
-what it needs of them is passed in.
+"""Methods that preserve accuracy while the batch grows: optimizers, learning rates, noise. The
+package does not know about workers: their values are arguments.
 
-Optimizers: `LARS`, `LARC`, `LAMB`, `NovoGrad`, and `groups` for what they leave alone. Learning
-rate: schedules over the samples seen (`SCHEDULES`, `WARM_UPS`, `Rate`), rules that scale a rate
-with the batch (`SCALINGS`), and `scale`, which turns a small-batch `Recipe` into its large-batch
-form. Noise: `NoisyGradients` and `sample_weights` add some, `RunningNoiseScale` measures what is
-there and says which batch is worth it.
+Optimizers: `LARS`, `LARC`, `LAMB`, `NovoGrad`, and `groups` for parameters that they exempt.
+Learning rate: schedules over the samples seen (`SCHEDULES`, `WARM_UPS`, `Rate`), rules that scale a
+learning rate with the batch (`SCALINGS`), and `scale`, which turns a small-batch `Recipe` into its
+large-batch form. Noise: `NoisyGradients` and `sample_weights` add noise, `RunningNoiseScale`
+measures the gradient's noise and recommends a batch.
 """
 
 from allstep.optim.draws import generator, seed_step, step_seed

@@ -1,17 +1,17 @@
-"""Gaussian noise on the gradients, less of it step by step (Neelakantan et al. 2015,
+"""Gaussian noise on the gradients that decreases step by step (Neelakantan et al. 2015,
 https://arxiv.org/abs/1511.06807).
 
 ```
 g = g + N(0, variance)        variance = eta / (1 + t)^gamma at step t
 ```
 
-Large batches take noise away from the gradient that helped to leave sharp minima; this puts some
-back. It helps deep nets that are hard to start with, and does not replace a small batch, whose
-noise has the shape of the data's.
+Large batches remove noise from the gradient that helped to leave sharp minima; this adds some
+again. It helps deep models that are difficult to initialize, and does not replace a small batch,
+whose noise has the shape of the data's noise.
 
-All ranks must add the same noise, to the gradient that they have agreed on, or their weights part.
-So the noise is drawn from (seed, samples seen), not from the rank, and after `synchronize()` where
-the optimizer has one (`DistributedOptimizer`).
+All ranks must add the same noise to the reduced gradient, or their weights diverge. So the noise is
+drawn from (seed, samples seen), not from the rank, and after `synchronize()` if the optimizer has
+one (`DistributedOptimizer`).
 """
 
 from collections.abc import Callable, Iterable
@@ -29,13 +29,14 @@ _OWN = {"optimizer", "batch", "seed", "eta", "gamma"}
 
 
 class NoisyGradients:
-    """Wraps an optimizer; all but `step` is the optimizer's own.
+    """Wraps an optimizer; all attributes except `step` are the optimizer's own.
 
         optimizer = NoisyGradients(SGD(...), batch=1024, seed=0)
         optimizer.step(seen)
 
-    batch: samples of a step, so that the schedule counts samples. eta: 0.01, 0.3 and 1.0 are the
-    paper's choices.
+    `batch`: samples of a step, so that the schedule counts samples. `seed`: of the noise. `eta`:
+    variance at step 0; the paper uses 0.01, 0.3 (default) and 1.0. `gamma`: exponent of the
+    decrease (default: 0.55).
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class NoisyGradients:
         self.batch, self.seed, self.eta, self.gamma = batch, seed, eta, gamma
 
     def variance(self, seen: int) -> float:
-        """Of the noise in the step after `seen` samples."""
+        """Return the variance of the noise in the step after `seen` samples."""
         return float(self.eta / (1 + seen / self.batch) ** self.gamma)
 
     def step(self, seen: int, closure: Callable[[], Any] | None = None) -> Any:
-        """The optimizer's step with noise on its gradients. seen: samples before it.
+        """Make the optimizer's step with noise on its gradients. `seen`: samples before the step.
 
-        The closure is called once, before the noise.
+        `closure` is called once, before the noise.
         """
         loss = None
         if closure is not None:
@@ -71,16 +72,21 @@ class NoisyGradients:
         return loss
 
     def _synchronized(self) -> AbstractContextManager[Any]:
-        """Gradients are those of all ranks, and the step within leaves them as they are."""
+        """Reduce the gradients over all ranks.
+
+        Return a context in which a step does not reduce them again.
+        """
         synchronize = getattr(self.optimizer, "synchronize", None)
         if synchronize is None:
             return nullcontext()
         synchronize()
-        skipping: AbstractContextManager[Any] = self.optimizer.skip_synchronize()  # type: ignore[attr-defined]
+        # Only a DistributedOptimizer has the method.
+        skip = self.optimizer.skip_synchronize  # type: ignore[attr-defined]
+        skipping: AbstractContextManager[Any] = skip()
         return skipping
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What is not ours is the optimizer's:
+        """Set an attribute of the optimizer, unless it is one of this class.
 
         `optimizer.weight = n` must reach a DistributedOptimizer.
         """
@@ -90,15 +96,18 @@ class NoisyGradients:
             setattr(self.optimizer, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":  # not there yet: a copy in the making
+        # Not set yet while copy or pickle build the object.
+        if name == "optimizer":
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
 
 @torch.no_grad()
 def add_noise(parameters: Iterable[Tensor], variance: float, seed: int, seen: int) -> None:
-    """Adds noise of this variance to the gradients; one draw for all that are on one device and of
-    one dtype."""
+    """Add noise of this variance to the gradients, with one draw for each device and dtype.
+
+    `seed`, `seen`: determine the noise, as in `step_seed`.
+    """
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:

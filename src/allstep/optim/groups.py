@@ -1,7 +1,7 @@
-"""The two parameter groups of a model: what is scaled and decayed, and what is exempt.
+"""The two parameter groups of a model: parameters that are scaled and decayed, and exempt ones.
 
-The same groups serve the optimizers here, which know `exempt`, and torch's own, which know
-`weight_decay`:
+The same groups serve the optimizers of this package, which know `exempt`, and torch's own, which
+know `weight_decay`:
 
     LARS(groups(model), lr=8.0, weight_decay=5e-5)
     torch.optim.SGD(groups(model), lr=0.1, weight_decay=5e-4)
@@ -19,15 +19,21 @@ Rule = Callable[[str, nn.Parameter], bool]
 
 
 def is_exempt(name: str, parameter: nn.Parameter) -> bool:
-    """The rule by default: biases, and scales and shifts of norms; they have one dimension."""
+    """Return whether a parameter is exempt by default: biases, and scales and shifts of norms.
+
+    They have one dimension.
+    """
     return parameter.dim() < 2
 
 
 def groups(
     of: nn.Module | Iterable[tuple[str, nn.Parameter]], exempt: Rule = is_exempt
 ) -> list[dict[str, Any]]:
-    """Parameter groups for an optimizer, with names. of: a model, or its named parameters, or some
-    of them."""
+    """Return parameter groups with names for an optimizer.
+
+    `of`: a model, or its named parameters, or some of them. `exempt`: a function (name, parameter)
+    that returns whether a parameter is neither scaled nor decayed (default: `is_exempt`).
+    """
     named = list(of.named_parameters() if isinstance(of, nn.Module) else of)
     if not named:
         raise ConfigError(

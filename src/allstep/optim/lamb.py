@@ -7,19 +7,20 @@ For weights w, gradient g, betas b1 and b2, decay d, at step t:
 m = b1 * m + (1 - b1) * g                      v = b2 * v + (1 - b2) * g^2
 r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 u = r + d * w                                  exempt layers: u = r
-w = w - lr * |w| / |u| * u                     the ratio is 1 where |w| or |u| is 0, and for exempt layers
+w = w - lr * |w| / |u| * u                     the ratio is 1 if |w| or |u| is 0, and for exempt
+                                               layers
 ```
 
-The paper's phi is the identity here: no clipping of |w|, as in its experiments' code.
+The paper's phi is the identity here: |w| is not clipped, as in the code of its experiments.
 
-What others got wrong: bias correction left out (the ratio hides that m and v are too small in the
-first steps, but not for exempt layers); |w| clipped at 10, which holds large layers back; the decay
-taken from the weights beside the ratio, as in AdamW, instead of inside u; eps added to |u| as well.
-With eps=0 a weight that never had a gradient is 0 / 0: here its r is 0, and it stays where it is.
+Errors of other implementations: no bias correction (the ratio hides that m and v are too small in
+the first steps, but not for exempt layers); |w| clipped at 10, which slows large layers down; the
+decay taken from the weights outside of the ratio, as in AdamW, instead of inside u; eps added to
+|u| as well. With eps=0 a weight that never had a gradient is 0 / 0: here its r is 0, and the weight
+does not change.
 
-How it is computed: with s = sqrt(1 - b2^t) / (1 - b1^t) and q = m / (sqrt(v) + eps * sqrt(1 -
-b2^t)), r = s * q. So the corrections are numbers, not passes over the tensors: u / s = q + d / s *
-w.
+Computation: with s = sqrt(1 - b2^t) / (1 - b1^t) and q = m / (sqrt(v) + eps * sqrt(1 - b2^t)),
+r = s * q. So the corrections are numbers instead of passes over the tensors: u / s = q + d / s * w.
 """
 
 import math
@@ -32,9 +33,12 @@ from allstep.optim.layerwise import Bundle, Group, LayerWise, add_scaled, exact,
 
 
 class LAMB(LayerWise):
-    """Adam whose step is as long as the layer's weights are, times the rate; see the module.
+    """Adam whose step is as long as the layer's weights, times the learning rate; see the module.
 
-    bias_correction: False is version 3 of the paper; exempt: see `layerwise`.
+    `params`: parameters or parameter groups. `betas`: decay factors of the first and second moment.
+    `eps`: added to the root of the second moment. `bias_correction`: False is version 3 of the
+    paper. `maximize`: ascend instead of descend. `exempt`: whether layers are neither scaled nor
+    decayed; None (default): those with fewer than two dimensions.
     """
 
     exact_state = ("exp_avg_sq",)
@@ -61,7 +65,8 @@ class LAMB(LayerWise):
         return {"step": 0, "exp_avg": zeros(param), "exp_avg_sq": zeros(param, exact(param.dtype))}
 
     def _update(self, bundle: Bundle, group: Group) -> None:
-        step = bundle.states[0]["step"] + 1  # the same for all of a bundle
+        # The same for all of a bundle.
+        step = bundle.states[0]["step"] + 1
         for state in bundle.states:
             state["step"] = step
         beta1, beta2 = group["betas"]
@@ -78,8 +83,7 @@ class LAMB(LayerWise):
         return add_scaled(bundle.params, updates, ratios, -group["lr"] * scale)
 
     def _direction(self, bundle: Bundle, group: Group, eps: float) -> list[Tensor]:
-        """Brings the moments up to date; m / (sqrt(v) + eps), as tensors that the caller may
-        change."""
+        """Update the moments; return m / (sqrt(v) + eps), as tensors that the caller may change."""
         beta1, beta2 = group["betas"]
         means, squares = bundle.state("exp_avg"), bundle.state("exp_avg_sq")
         grads = torch._foreach_neg(bundle.grads) if group["maximize"] else bundle.grads
@@ -89,9 +93,8 @@ class LAMB(LayerWise):
         updates = torch._foreach_sqrt(squares)
         torch._foreach_add_(updates, eps)
         torch._foreach_reciprocal_(updates)
-        if (
-            eps < torch.finfo(updates[0].dtype).tiny
-        ):  # 1 / 0 is possible: no step instead of infinity; a gradient's NaN stays
+        # 1 / 0 is possible: no step instead of infinity. NaN of a gradient is kept.
+        if eps < torch.finfo(updates[0].dtype).tiny:
             for update in updates:
                 update.nan_to_num_(nan=math.nan, posinf=0.0)
         torch._foreach_mul_(updates, means)

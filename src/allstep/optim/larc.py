@@ -1,23 +1,24 @@
-"""LARC: LARS that never goes faster than the rate it was given (layer-wise adaptive rate clipping,
+"""LARC: LARS that never exceeds the given learning rate (layer-wise adaptive rate clipping,
 NVIDIA's variant of LARS).
 
-LARS scales a layer's rate up as well as down. LARC takes the smaller of the two, so that the given
-rate is a bound that schedules and warm-up can set, and layers that can bear it learn with plain
-SGD. For global rate gamma, coefficient eta, decay d:
+LARS scales a layer's learning rate up as well as down. LARC takes the smaller of the two, so that
+the given learning rate is an upper limit that schedules and warm-up can set, and layers that
+tolerate it learn with plain SGD. For global learning rate gamma, coefficient eta, decay d:
 
 ```
-lambda = min(gamma, eta * |w| / (|g| + d * |w|))        the layer's rate; gamma where |w| or the denominator is 0
+lambda = min(gamma, eta * |w| / (|g| + d * |w|))        the layer's learning rate; gamma if |w| or
+                                                        the denominator is 0
 v      = m * v + lambda / gamma * (g + d * w)
 w      = w - gamma * v
 ```
 
-The factor lambda / gamma is what `trust_ratios` tells: 1 means that the layer is not held back. The
-default coefficient, 0.02, is that of NVIDIA's own implementation (apex). Rates are those of SGD,
-not those of LARS: eta is not multiplied on them.
+`trust_ratios` returns the factor lambda / gamma: 1 means that the layer is not slowed down. The
+default coefficient, 0.02, is that of NVIDIA's own implementation (apex). Learning rates are those
+of SGD, not those of LARS: they are not multiplied by eta.
 
-What others got wrong: a division by a rate of 0 (the first step of a warm-up from 0) puts NaN into
-the momentum; here the factor is then 1. And a ratio of 1 for weights of 0 that is then divided by
-the rate too: with a rate of 2 such a layer would go at half of it.
+Errors of other implementations: a division by a learning rate of 0 (the first step of a warm-up
+from 0) puts NaN into the momentum; here the factor is then 1. And a ratio of 1 for weights of 0
+that is then also divided by the learning rate: with 2, such a layer would learn at half of it.
 """
 
 from typing import Any
@@ -30,7 +31,10 @@ from allstep.optim.layerwise import Group
 
 
 class LARC(LARS):
-    """SGD whose rate is scaled down layer by layer, never up; see the module. Arguments as LARS."""
+    """SGD whose learning rate is scaled down layer by layer, never up; see the module.
+
+    Arguments as for LARS.
+    """
 
     def __init__(
         self,
@@ -52,5 +56,5 @@ class LARC(LARS):
         super().__init__(params, lr, momentum, weight_decay, nesterov, **more)
 
     def _bounded(self, ratios: Tensor, group: Group) -> Tensor:
-        rate: float = group["lr"]
-        return (ratios / rate).clamp_(max=1.0) if rate > 0 else torch.ones_like(ratios)
+        lr: float = group["lr"]
+        return (ratios / lr).clamp_(max=1.0) if lr > 0 else torch.ones_like(ratios)

@@ -1,29 +1,31 @@
 """LARS: layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017,
 https://arxiv.org/abs/1708.03888).
 
-With large batches the rate must grow, and then the layers whose gradients are large beside their
-weights diverge first. So each layer gets a rate of its own, by which a step is a set fraction of
-its weights. For weights w, gradient g, decay d, trust coefficient eta, momentum m:
+With large batches the learning rate must grow, and then the layers whose gradients are large
+compared with their weights diverge first. So each layer gets its own learning rate, with which a
+step is a fixed fraction of its weights. For weights w, gradient g, decay d, trust coefficient eta,
+momentum m:
 
 ```
-ratio = eta * |w| / (|g| + d * |w|)            1 where |w| or the denominator is 0, so that weights that start at zero can leave it
+ratio = eta * |w| / (|g| + d * |w|)            1 if |w| or the denominator is 0, so that weights
+                                               that start at zero can change
 v     = m * v + ratio * (g + d * w)            exempt layers: v = m * v + g
 w     = w - lr * v                             nesterov: w - lr * (ratio * (g + d * w) + m * v)
 ```
 
-The paper has the rate inside the momentum (v = m * v + lr * ratio * ...). At a constant rate that
-is the same; when the rate changes, this form, which is torch's, needs no momentum correction (Goyal
-et al. 2017, remark 3; see `scaling`).
+The paper has the learning rate inside the momentum (v = m * v + lr * ratio * ...). At a constant
+learning rate that is the same; when it changes, this form, which is torch's, needs no momentum
+correction (Goyal et al. 2017, remark 3; see `scaling`).
 
-What others got wrong: scaling and decaying biases and norms as well, which stops a bias at zero and
-pulls scales to zero; leaving the decay out of the denominator, so that a layer with small gradients
-is decayed far faster than it learns; a ratio of 0 for weights of 0, which then stay there;
-multiplying the gradient in place, so that nobody can look at it afterwards.
+Errors of other implementations: scaling and decaying biases and norms as well, which keeps a bias
+at zero and pulls scales to zero; no decay in the denominator, so that a layer with small gradients
+is decayed far faster than it learns; a ratio of 0 for weights of 0, which then never change;
+multiplying the gradient in place, so that its value is lost.
 
-For scaled layers only the product of coefficient and rate counts. 0.001 is the paper's, and the
-rates that go with it are far above SGD's; but exempt layers step with the rate as it is. Scales and
-shifts of norms can bear that, biases of a net without norms cannot: give their group a rate of its
-own, or take a rate that SGD could have and a larger coefficient (0.02 to 0.1).
+For scaled layers only the product of coefficient and learning rate matters. 0.001 is the paper's,
+and its learning rates are far above SGD's; but exempt layers use the learning rate as it is. Scales
+and shifts of norms tolerate that, biases of a model without norms do not: give their group its own
+learning rate, or use one that suits SGD and a larger coefficient (0.02 to 0.1).
 """
 
 from typing import Any
@@ -35,10 +37,12 @@ from allstep.optim.layerwise import Bundle, Group, LayerWise, Ratios, add_scaled
 
 
 class LARS(LayerWise):
-    """SGD whose rate is scaled layer by layer; see the module.
+    """SGD whose learning rate is scaled layer by layer; see the module.
 
-    lr: no one value is right, so there is no default; trust_coefficient: the fraction of its norm
-    by which a layer's step moves it at lr=1; exempt: see `layerwise`.
+    `params`: parameters or parameter groups. `lr`: without default, since no single value is right.
+    `nesterov`: use Nesterov's momentum. `trust_coefficient`: the fraction of its norm by which a
+    step changes a layer at lr=1. `maximize`: ascend instead of descend. `exempt`: whether layers
+    are neither scaled nor decayed; None (default): those with fewer than two dimensions.
     """
 
     def __init__(
@@ -88,16 +92,16 @@ class LARS(LayerWise):
         return ratios
 
     def _bounded(self, ratios: Tensor, group: Group) -> Tensor:
-        """What LARC makes of the ratios; not of the 1 that stands for none."""
+        """Return the limited ratios (in LARC). The ratio 1 of zero weights has no limit."""
         return ratios
 
 
 def add_gradient(
     to: list[Tensor], bundle: Bundle, ratios: Ratios, group: Group, alpha: float
 ) -> None:
-    """to += alpha * ratio * (gradient + decay * weight).
+    """Compute to += alpha * ratio * (gradient + decay * weight).
 
-    The decay goes first: `to` may be the weights.
+    The decay is added first: `to` may be the weights.
     """
     if group["weight_decay"] and not bundle.exempt:
         add_scaled(to, bundle.params, ratios, alpha * group["weight_decay"])

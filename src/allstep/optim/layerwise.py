@@ -1,31 +1,33 @@
-"""What the layer-wise optimizers share: LARS, LARC, LAMB and NovoGrad each scale a layer's step by
-norms of that layer.
+"""The common part of the layer-wise optimizers: LARS, LARC, LAMB and NovoGrad each scale a layer's
+step by norms of that layer.
 
-A layer is a parameter tensor. A step goes through bundles, not tensors:
+A layer is a parameter tensor. A step processes bundles instead of tensors:
 
 ```
-group["params"] -> those with a gradient -> bundles of the same device, dtype, step count and exemption
-                                            | params  | grads | states |     one torch._foreach_* call for all of a bundle
+group["params"] -> those with a gradient -> bundles of the same device, dtype, step count and
+                                            exemption
+                                            | params  | grads | states |
+                                            one torch._foreach_* call for all of a bundle
 ```
 
-so that all norms of a bundle are one call, ratios are one small tensor, and nothing is read back
-from the device. The ratios of the last step are kept as that tensor; `trust_ratios()` turns them
-into numbers when somebody asks.
+So all norms of a bundle take one call, ratios are one small tensor, and nothing is read back from
+the device. The ratios of the last step are kept as that tensor; `trust_ratios()` converts them to
+numbers.
 
-**Exempt** are tensors that are neither scaled nor decayed: by default those with fewer than two
-dimensions, which are the biases and the scales and shifts of norms. Their norms say nothing about a
-layer (a bias starts at zero, a scale at one), and pulling them to zero helps nobody. The option
-`exempt` of a parameter group overrules this: True exempts all of the group, False none; `groups`
-makes such groups by name.
+**Exempt** tensors are neither scaled nor decayed: by default those with fewer than two dimensions,
+which are the biases and the scales and shifts of norms. Their norms have no meaning for a layer (a
+bias starts at zero, a scale at one), and decaying them to zero is useless. The option `exempt` of a
+parameter group overrides this: True exempts all of the group, False none; `groups` makes such
+groups by name.
 
-**Half precision.** State lies in the type of the parameter, as torch has it, but norms, ratios and
-what is scaled by them are computed in float32, and a state named in `exact_state` is kept in it:
-squares are beyond a float16, at both ends, and a mean in bfloat16 that should shrink by a
+**Half precision.** State is stored in the type of the parameter, as in torch, but norms, ratios and
+what is scaled by them are computed in float32, and a state named in `exact_state` is stored in
+float32: squares exceed float16 at both ends, and a mean in bfloat16 that should shrink by a
 thousandth does not. torch's `load_state_dict` casts all state to the type of its parameter, so such
-a state is put back from what was given.
+a state is restored from the given one.
 
 Under `DistributedOptimizer(share_weights=True)` each rank updates whole tensors (`elementwise =
-False`), so that norms are right. All state is kept by tensor, none in the groups, because a rank
+False`), so that norms are right. All state is stored by tensor, none in the groups, because a rank
 has the groups of all tensors and the state of its own.
 """
 
@@ -51,19 +53,19 @@ class Bundle(NamedTuple):
     exempt: bool
 
     def state(self, name: str) -> list[Tensor]:
-        """The state of this name of each tensor."""
+        """Return the state of this name for each tensor."""
         return [state[name] for state in self.states]
 
 
 class LayerWise(Optimizer):
-    """Base of the optimizers that look at whole layers.
+    """The base of optimizers that use norms of whole layers.
 
-    A subclass gives `_new_state` and `_update`.
+    A subclass implements `_new_state` and `_update`.
     """
 
     elementwise = False
     exact_state: tuple[str, ...] = ()
-    """States that are kept in float32 where the parameter has fewer bits."""
+    """States that are stored in float32 if the parameter has fewer bits."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._ratios: list[tuple[list[Tensor], Tensor]] = []
@@ -71,16 +73,15 @@ class LayerWise(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # The list stays the same one: load_state_dict comes here too, and with shared weights two
-        # optimizers hold it.
+        # The list stays the same object: load_state_dict also calls this, and with shared weights
+        # two optimizers hold it.
         self.__dict__.setdefault("_ratios", []).clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The state that `state_dict()` gave, perhaps of parameters of another type."""
+        """Load a state of `state_dict()`, perhaps for parameters of another type."""
         given: list[dict[str, Any]] = []
-        last = self.register_load_state_dict_pre_hook(
-            lambda _, each: given.append(each)
-        )  # sees what other hooks made of it
+        # This hook runs last, so it sees the changes of other hooks.
+        last = self.register_load_state_dict_pre_hook(lambda _, each: given.append(each))
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -88,6 +89,7 @@ class LayerWise(Optimizer):
         self._put_back_exact(given[0])
 
     def _put_back_exact(self, given: dict[str, Any]) -> None:
+        """Restore the states that torch has cast to the type of the parameter."""
         numbers = [number for group in given["param_groups"] for number in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
         for number, param in zip(numbers, params, strict=True):
@@ -99,6 +101,7 @@ class LayerWise(Optimizer):
                     )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as torch does; raise ConfigError for invalid options."""
         super().add_param_group(param_group)
         problem = _problem(self.param_groups[-1])
         if problem:
@@ -107,8 +110,10 @@ class LayerWise(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update from the gradients that are there. closure: computes the loss anew, with
-        gradients, and returns it."""
+        """Update the parameters from their gradients.
+
+        `closure`: computes the loss again, with gradients, and returns it.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -121,12 +126,12 @@ class LayerWise(Optimizer):
         return loss
 
     def trust_ratios(self) -> dict[str | int, float]:
-        """By which factor the last step scaled each layer: {name, or number without names: factor}.
-        Exempt layers have none.
+        """Return the factor by which the last step scaled each layer, by name.
 
-        Names are known when the optimizer was given `model.named_parameters()` (torch 2.6 and
-        later) or `groups(model)`. With `DistributedOptimizer(share_weights=True)` all ranks call it
-        together, and rank 0 gets those of all layers.
+        By number without names. Exempt layers have none. Names are known if the optimizer was given
+        `model.named_parameters()` (torch 2.6 and later) or `groups(model)`. With
+        `DistributedOptimizer(share_weights=True)` all ranks call it together, and rank 0 gets those
+        of all layers.
         """
         found = {
             tensor.data_ptr(): ratio
@@ -136,8 +141,10 @@ class LayerWise(Optimizer):
         return {name: found[place] for name, place in self._places() if place in found}
 
     def _places(self) -> Iterator[tuple[str | int, int]]:
-        """Name and address of each parameter: with shared weights the tensors that were updated are
-        others, in the same place."""
+        """Return name and address of each parameter.
+
+        With shared weights the tensors that were updated are other objects at the same address.
+        """
         number = 0
         for group in self.param_groups:
             names = group.get("param_names") or range(number, number + len(group["params"]))
@@ -145,8 +152,7 @@ class LayerWise(Optimizer):
             number += len(group["params"])
 
     def _bundles(self, group: Group) -> list[Bundle]:
-        """The tensors of a group that have a gradient, put together so that one call can treat them
-        alike."""
+        """Return the tensors of a group that have a gradient, grouped for common calls."""
         bundles: dict[Any, Bundle] = {}
         rule = group["exempt"]
         for param in group["params"]:
@@ -173,7 +179,10 @@ class LayerWise(Optimizer):
         return grad
 
     def _check_some(self, some: bool) -> None:
-        """What a rank owns of shared weights requires no gradient, and may be nothing or unused."""
+        """Raise ConfigError if no parameter has a gradient.
+
+        A rank's ranges of shared weights require no gradient; they may be empty or unused.
+        """
         if not some and any(
             param.requires_grad for group in self.param_groups for param in group["params"]
         ):
@@ -184,20 +193,23 @@ class LayerWise(Optimizer):
             )
 
     def _keep(self, bundle: Bundle, ratios: Tensor) -> None:
+        """Store the ratios for `trust_ratios`."""
         self._ratios.append((bundle.params, ratios))
 
     def _new_state(self, param: Tensor, group: Group) -> dict[str, Any]:
-        """What is kept for a tensor from step to step."""
+        """Return the state of a tensor before its first step."""
         raise NotImplementedError
 
     def _update(self, bundle: Bundle, group: Group) -> None:
-        """One step of these tensors."""
+        """Make one step for these tensors."""
         raise NotImplementedError
 
 
 def norms(tensors: list[Tensor]) -> Tensor:
-    """The norm of each tensor, as one tensor; of half-precision ones in float32, where their
-    squares do not overflow."""
+    """Return the norm of each tensor, as one tensor.
+
+    For half precision in float32, in which the squares do not overflow.
+    """
     own = tensors[0].dtype
     return torch.stack(
         torch._foreach_norm(tensors, 2, dtype=None if exact(own) == own else exact(own))
@@ -205,17 +217,18 @@ def norms(tensors: list[Tensor]) -> Tensor:
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:
-    """What norms of tensors of this type are computed in."""
+    """Return the type in which norms of tensors of this type are computed."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def add_scaled(to: list[Tensor], tensors: list[Tensor], ratios: Ratios, alpha: float) -> None:
-    """to += alpha * ratio * tensors, each with its own ratio; without ratios they are 1."""
+    """Compute to += alpha * ratio * tensors, each with its own ratio; 1 without ratios."""
     if ratios is None:
         torch._foreach_add_(to, tensors, alpha=alpha)
     elif ratios.dtype == to[0].dtype:
         torch._foreach_addcmul_(to, tensors, list(ratios.unbind()), value=alpha)
-    else:  # a float16 ends at 65504, and ratios of small gradients are larger
+    else:
+        # The maximum of float16 is 65504, and ratios of small gradients are larger.
         scaled = torch._foreach_mul(
             [tensor.to(ratios.dtype) for tensor in tensors], list(ratios.unbind())
         )
@@ -223,15 +236,15 @@ def add_scaled(to: list[Tensor], tensors: list[Tensor], ratios: Ratios, alpha: f
 
 
 def zeros(param: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Room for a state with a value for each element, lying as the parameter lies; dtype:
+    """Return zeros for a state with a value for each element, in the parameter's layout.
 
-    None is the parameter's.
+    `dtype`: None is the parameter's.
     """
     return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
 
 def sign(group: Group) -> float:
-    """The direction in which a gradient counts."""
+    """Return the sign of a gradient: -1 to maximize, else 1."""
     return -1.0 if group["maximize"] else 1.0
 
 
@@ -245,10 +258,10 @@ _RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
 
 
 def _problem(group: Group) -> str | None:
-    """What is wrong with a group's options, in words."""
-    for name, (fits, words) in _RANGES.items():
+    """Describe what is wrong with a group's options; None if they are valid."""
+    for name, (fits, expected) in _RANGES.items():
         if name in group and (isinstance(group[name], Tensor) or not fits(group[name])):
-            return f"{name}={group[name]!r} should be a number, {words}"
+            return f"{name}={group[name]!r} should be a number, {expected}"
     betas = group.get("betas", ())
     if any(not 0 <= beta < 1 for beta in betas):
         return f"betas={betas!r} should be from 0 to below 1"

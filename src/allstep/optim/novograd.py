@@ -1,22 +1,22 @@
-"""NovoGrad: momentum over gradients normalised layer by layer (Ginsburg et al. 2019,
+"""NovoGrad: momentum over gradients normalized layer by layer (Ginsburg et al. 2019,
 https://arxiv.org/abs/1905.11286, algorithm 1).
 
-The second moment is one number for each layer instead of one for each weight, so the state is half
-of Adam's. For weights w, gradient g, betas b1 and b2, decay d:
+The second moment is one number per layer instead of one per weight, so the state is half of Adam's.
+For weights w, gradient g, betas b1 and b2, decay d:
 
 ```
-n = b2 * n + (1 - b2) * |g|^2                  n = |g|^2 at the layer's first gradient that is not zero
+n = b2 * n + (1 - b2) * |g|^2                  n = |g|^2 at the layer's first nonzero gradient
 m = b1 * m + (g / (sqrt(n) + eps) + d * w)     grad_averaging: the bracket times (1 - b1)
 w = w - lr * m
 ```
 
-Exempt layers are not decayed. They are normalised like all others: the rate is meant for gradients
-of length one. `trust_ratios` tells 1 / (sqrt(n) + eps) of the others, and 1 where the gradient is
-zero, since nothing is scaled then.
+Exempt layers are not decayed. They are normalized like all others: the learning rate is meant for
+gradients of length one. `trust_ratios` returns 1 / (sqrt(n) + eps) of the others, and 1 if the
+gradient is zero, since nothing is scaled then.
 
-What others got wrong: starting n at 0 (the first steps are then 1 / sqrt(1 - b2), 7 times, too
-long), also after a first gradient that was zero; no `grad_averaging` and the rate of an optimizer
-that has it: these differ by 1 / (1 - b1), 20 times.
+Errors of other implementations: starting n at 0 (the first steps are then 1 / sqrt(1 - b2), 7
+times, too long), also after a first gradient that was zero; no `grad_averaging` with the learning
+rate of an optimizer that has it: these differ by 1 / (1 - b1), 20 times.
 """
 
 from typing import Any
@@ -28,8 +28,13 @@ from allstep.optim.layerwise import Bundle, Group, LayerWise, add_scaled, exact,
 
 
 class NovoGrad(LayerWise):
-    """SGD with momentum on gradients of about length one; see the module. exempt: see `layerwise`,
-    here it is about decay alone."""
+    """SGD with momentum on gradients of about length one; see the module.
+
+    `params`: parameters or parameter groups. `betas`: decay factors of the momentum and of the
+    squared norm. `eps`: added to the norm. `grad_averaging`: scale the gradient by 1 - betas[0]
+    (default: False). `maximize`: ascend instead of descend. `exempt`: whether layers are not
+    decayed; None (default): those with fewer than two dimensions.
+    """
 
     exact_state = ("exp_avg_sq",)
 
@@ -67,8 +72,10 @@ class NovoGrad(LayerWise):
         torch._foreach_add_(bundle.params, means, alpha=-group["lr"])
 
     def _ratios_of(self, bundle: Bundle, group: Group) -> Tensor:
-        """1 / (sqrt(n) + eps) of each layer, after bringing n up to date; 1 for a gradient of zero,
-        also where eps is."""
+        """Update n; return 1 / (sqrt(n) + eps) of each layer, and 1 for a gradient of zero.
+
+        The latter also holds for eps=0.
+        """
         kept = bundle.state("exp_avg_sq")
         before, squares = torch.stack(kept), norms(bundle.grads).square()
         now = torch.where(before > 0, before.lerp(squares, 1 - group["betas"][1]), squares)

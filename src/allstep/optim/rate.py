@@ -1,7 +1,10 @@
 """The learning rate of a run: warm-up and schedule in one value, called with the samples seen.
 
+```
 rate = Rate(peak=3.2, start=0.1, warmup=5 * 60_000, total=90 * 60_000, batch=8192,
-shape=SCHEDULES["step"]) rate(seen)        # for the step that comes after `seen` samples
+            shape=SCHEDULES["step"])
+rate(seen)        # for the step that comes after `seen` samples
+```
 """
 
 from dataclasses import dataclass
@@ -12,24 +15,24 @@ from allstep.optim.schedules import WARM_UPS, Schedule, constant
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """lr by samples seen; see the module."""
+    """The learning rate by samples seen: `rate(seen)` is that of the step after `seen` samples."""
 
     peak: float
-    """The highest rate, where the shape's factor is 1."""
+    """The highest learning rate, at which the shape's factor is 1."""
     total: float
     """Samples of the whole run."""
     shape: Schedule = constant
-    """From the end of the warm-up to the end of the run."""
+    """The schedule from the end of the warm-up to the end of the run; default: constant."""
     warmup: float = 0.0
     """Samples of the warm-up."""
     start: float = 0.0
-    """The rate from which the warm-up rises, or at which it stays."""
+    """The learning rate at the start of a gradual warm-up, or during a constant one."""
     warm_up: str = "gradual"
-    """gradual, constant or none."""
+    """The kind of warm-up: gradual, constant or none."""
     batch: int = 0
     """Samples of a step.
 
-    A gradual warm-up counts the step to come as well: a first step at rate 0 would be wasted.
+    A gradual warm-up includes the next step: a first step at learning rate 0 would be wasted.
     """
 
     def __post_init__(self) -> None:
@@ -43,17 +46,19 @@ class Rate:
                 " have some samples, and the warm-up no more"
             )
         if self.peak < 0 or self.start < 0:
-            raise ConfigError(f"rates are not below 0: peak {self.peak:g}, start {self.start:g}")
+            raise ConfigError(
+                f"learning rates must be at least 0: peak {self.peak:g}, start {self.start:g}"
+            )
 
     def __call__(self, seen: float) -> float:
-        """The rate of the step after `seen` samples.
+        """Return the learning rate of the step after `seen` samples.
 
-        Before the start or past the end it is an error, not a guess.
+        Raise ConfigError before the start and after the end of the run.
         """
         if not 0 <= seen <= self.total:
             raise ConfigError(
-                f"the schedule covers {self.total:g} samples, and the rate after {seen:g} was asked"
-                " for: train for fewer epochs, or make the schedule longer"
+                f"the schedule covers {self.total:g} samples, but the learning rate after {seen:g}"
+                " was requested: train for fewer epochs, or make the schedule longer"
             )
         if self.warm_up == "none" or seen >= self.warmup:
             warmup = self.warmup if self.warm_up != "none" else 0.0

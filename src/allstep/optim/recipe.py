@@ -1,10 +1,11 @@
-"""A training recipe, as far as the size of its steps goes: what `scale` turns into its large-batch
-form.
+"""The part of a training recipe that determines the size of its steps: the input of `scale`, which
+returns its large-batch form.
 
     small = Recipe(lr=0.1, batch=128, num_samples=60_000, epochs=30, schedule="step",
-    milestones=(10, 20)) small.rate()(seen)        # the learning rate
+                   milestones=(10, 20))
+    small.rate()(seen)        # the learning rate
 
-It holds no more than optim needs; a whole run is `train`'s RunConfig.
+It has only the values that `optim` needs; a whole run is `train`'s RunConfig.
 """
 
 from collections.abc import Mapping
@@ -23,35 +24,46 @@ RULES: Mapping[str, str] = {
     "adam": "square-root",
     "adamw": "square-root",
 }
-"""Optimizers by name, with the scaling rule that is usual for each."""
+"""Optimizers by name, with the usual scaling rule of each."""
 
 OWN_WARM_UP = frozenset({"one-cycle"})
-"""Schedules that begin with a warm-up of their own, and bear no other."""
+"""Schedules that begin with a warm-up of their own and allow no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Epochs may be fractions. A recipe that cannot be right is a ConfigError."""
+    """The part of a training recipe that determines the size of its steps.
+
+    Epochs may be fractions. Raise ConfigError for values that cannot be right.
+    """
 
     lr: float
+    """The highest learning rate."""
     num_samples: int
-    """Of the training set."""
+    """Samples of the training split."""
     epochs: float
+    """Epochs of the run."""
     batch: int | None
-    """Samples of an update, over all workers, that `lr` was found with; None when nobody knows."""
+    """Samples of an update, over all workers, that `lr` was chosen for; None if unknown."""
     optimizer: str = "sgd"
+    """A key of `RULES`."""
     momentum: float = 0.9
+    """The momentum of SGD, LARS and LARC."""
     schedule: str = "cosine"
+    """A key of `SCHEDULES`."""
     milestones: tuple[float, ...] = ()
-    """Epochs, from the start of the run, at which the schedule "step" lowers the rate. None given:
-    1/3, 2/3 and 8/9 of what follows the warm-up."""
+    """Epochs, from the start of the run, at which the schedule "step" lowers the learning rate.
+
+    Default: 1/3, 2/3 and 8/9 of the run after the warm-up.
+    """
     factor: float = 0.1
-    """By which it does."""
+    """Factor of the learning rate at each milestone."""
     warm_up: str = "none"
-    """gradual, constant or none."""
+    """The kind of warm-up: gradual, constant or none."""
     warm_up_epochs: float = 0.0
+    """Epochs of the warm-up."""
     warm_up_from: float = 0.0
-    """The rate at its start."""
+    """The learning rate at the start of the warm-up."""
 
     def __post_init__(self) -> None:
         for what, value, known in (
@@ -66,8 +78,9 @@ class Recipe:
             raise ConfigError(f"recipe: {problem}")
 
     def _problem(self) -> str | None:
+        """Describe what is wrong with the recipe; None if it is valid."""
         if not self.lr > 0:
-            return f"the rate {self.lr} must be above 0"
+            return f"the learning rate {self.lr} must be above 0"
         if self.num_samples < 1 or not self.epochs > 0:
             return f"{self.epochs} epochs of {self.num_samples} samples: both must be above 0"
         if self.batch is not None and not 1 <= self.batch <= self.num_samples:
@@ -81,13 +94,13 @@ class Recipe:
         if self._warm_up_epochs and self.schedule in OWN_WARM_UP:
             return (
                 f"the schedule {self.schedule!r} has a warm-up of its own, and after one of"
-                f" {self._warm_up_epochs:g} epochs to {self.lr:g} the rate would drop and rise"
-                ' again: warm_up="none", or another schedule'
+                f" {self._warm_up_epochs:g} epochs to {self.lr:g} the learning rate would drop and"
+                ' rise again: warm_up="none", or another schedule'
             )
         if not 0 <= self.warm_up_from <= (self.lr if self._warm_up_epochs else float("inf")):
             return (
-                f"a warm-up from {self.warm_up_from:g} to {self.lr:g} does not rise: it starts from"
-                " 0 to the rate itself"
+                f"a warm-up from {self.warm_up_from:g} to {self.lr:g} does not rise: it must start"
+                " between 0 and the learning rate"
             )
         if self.milestones and self.schedule != "step":
             return (
@@ -98,30 +111,31 @@ class Recipe:
             between = (
                 f"after the warm-up ({self._warm_up_epochs:g}) and before the end ({self.epochs:g})"
             )
-            return f"milestones {self.milestones} must lie {between}"
+            return f"milestones {self.milestones} must be {between}"
         return None
 
     @property
     def num_updates(self) -> int:
-        """Of the whole run, about: the last batch of an epoch may be smaller."""
+        """The approximate updates of the whole run: the last batch of an epoch may be smaller."""
         return max(1, round(self.epochs * self.num_samples / self.known_batch))
 
     @property
     def known_batch(self) -> int:
-        """The batch, or an error that says why it is needed."""
+        """The batch; raises ConfigError if it is unknown."""
         if self.batch is None:
             raise ConfigError(
-                f"the batch that the rate {self.lr:g} was found with is not known, so nothing can"
-                " be scaled from it: set Recipe(batch=...)"
+                f"the reference batch of the learning rate {self.lr:g} is unknown, so the recipe"
+                " cannot be scaled: set Recipe(batch=...)"
             )
         return self.batch
 
     @property
     def _warm_up_epochs(self) -> float:
+        """Epochs of the warm-up; 0 if there is none."""
         return 0.0 if self.warm_up == "none" else self.warm_up_epochs
 
     def rate(self) -> Rate:
-        """The learning rate by samples seen."""
+        """Return the learning rate as a function of the samples seen."""
         return Rate(
             peak=self.lr,
             total=self.epochs * self.num_samples,
@@ -133,7 +147,10 @@ class Recipe:
         )
 
     def _shape(self) -> Schedule:
-        """Milestones count from the start of the run, shapes from the end of the warm-up."""
+        """Return the schedule after the warm-up.
+
+        Milestones count from the start of the run, schedules from the end of the warm-up.
+        """
         if self.schedule != "step":
             return SCHEDULES[self.schedule]
         if not self.milestones:

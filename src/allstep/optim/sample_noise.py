@@ -1,20 +1,22 @@
 """Multiplicative noise: each sample's loss times a random number of mean 1 (Hoffer et al. 2017,
 https://arxiv.org/abs/1705.08741).
 
-The gradient of a batch of M samples has covariance Sigma / M. To have that of a smaller batch B
-while M samples are computed, weight each sample's gradient by z with mean 1:
+The gradient of a batch of M samples has covariance Sigma / M. To get that of a smaller batch B from
+M samples, weight each sample's gradient by z with mean 1:
 
 ```
-g = 1/M * sum z_n * g_n        covariance (1 + variance) / M * E[g g^T], about      so: variance = M / B - 1
+g = 1/M * sum z_n * g_n        covariance about (1 + variance) / M * E[g g^T]
+                               so: variance = M / B - 1
 ```
 
-A weight on the loss is a weight on the gradient, so nothing but the loss changes:
+A weight on the loss is a weight on the gradient, so only the loss changes:
 
-    z = sample_weights(len(target), noise_variance(batch=4096, like=128), generator(seed, seen,
-    rank)) loss = (cross_entropy(output, target, reduction="none") * z).mean()
+    variance = noise_variance(batch=4096, like=128)
+    z = sample_weights(len(target), variance, generator(seed, seen, rank))
+    loss = (cross_entropy(output, target, reduction="none") * z).mean()
 
-Unlike additive noise it has the shape of the data's own. To draw the same on any number of workers,
-draw for the whole batch with rank 0 and take your share.
+Unlike additive noise it has the shape of the data's own noise. To draw the same weights with any
+number of workers, draw for the whole batch with rank 0 and use the share of each rank.
 """
 
 import torch
@@ -24,8 +26,10 @@ from allstep.errors import ConfigError
 
 
 def noise_variance(batch: int, like: int) -> float:
-    """The variance of weights by which a batch has the noise of a smaller one; 0 when it is not
-    smaller."""
+    """Return the variance of sample weights that gives a batch the noise of a smaller one.
+
+    `batch`: samples of the batch. `like`: samples of the smaller batch. 0 if it is not smaller.
+    """
     if batch < 1 or like < 1:
         raise ConfigError(
             f"a batch of {batch} with the noise of one of {like}: both must be at least 1"
@@ -34,9 +38,10 @@ def noise_variance(batch: int, like: int) -> float:
 
 
 def sample_weights(count: int, variance: float, generator: torch.Generator) -> Tensor:
-    """A weight for each of `count` samples, from N(1, variance).
+    """Return a weight for each of `count` samples, from N(1, variance).
 
-    Some are negative; that is meant.
+    Some weights are negative, on purpose. `generator`: the source of the random numbers; the
+    weights are on its device.
     """
     if variance < 0:
         raise ConfigError(

@@ -1,20 +1,21 @@
-"""From a recipe for one worker to the same recipe with a large batch, and what was changed, in
-words.
+"""From a recipe for one worker to the same recipe with a large batch, and a description of the
+changes.
 
     scaled = scale(Recipe(lr=0.1, batch=128, num_samples=60_000, epochs=30), 4096)
     scaled.recipe         the large-batch recipe
     print(scaled)         batch 128 -> 4096 (x32): 14062 updates become 439
-                          rate 0.1 -> 3.2 (linear rule: in proportion to the batch)
+                          learning rate 0.1 -> 3.2 (linear rule: in proportion to the batch)
                           ...
 
-What it does, in this order: the batch; the rate by the rule of the optimizer (`recipe.RULES`) or
-the one asked for; with `keep_updates` more epochs, so that the run has as many updates as before
-(regime adaptation: Hoffer et al. 2017, https://arxiv.org/abs/1705.08741); a gradual warm-up from
-the old rate when there is none (Goyal et al. 2017: 5 epochs; in a short run a sixth of it).
+It changes, in this order: the batch; the learning rate, by the rule of the optimizer
+(`recipe.RULES`) or the requested rule; with `keep_updates` the epochs, so that the run has as many
+updates as before (regime adaptation: Hoffer et al. 2017, https://arxiv.org/abs/1705.08741); the
+warm-up: a gradual one from the old learning rate if there is none (Goyal et al. 2017: 5 epochs; in
+a short run a sixth of it).
 
-A recipe's own warm-up starts where it did when the rate rises; when the rate falls, its start falls
-in proportion, or it might be above the rate. A warm-up that was asked for (`warm_up_epochs`) starts
-at the old rate when the rate rises, else at the recipe's own start.
+A recipe's own warm-up keeps its start if the learning rate rises; if it falls, the start falls in
+proportion, or it might be above the learning rate. A requested warm-up (`warm_up_epochs`) starts at
+the old learning rate if the learning rate rises, else at the recipe's own start.
 """
 
 from dataclasses import dataclass, replace
@@ -23,18 +24,18 @@ from allstep.errors import ConfigError, did_you_mean
 from allstep.optim.recipe import OWN_WARM_UP, RULES, Recipe
 from allstep.optim.scaling import SCALINGS
 
-_WORDS = {
+_RULE_TEXTS = {
     "linear": "in proportion to the batch",
     "square-root": "in proportion to the square root of the batch",
     "none": "whatever the batch",
 }
 _WARM_UP_EPOCHS = 5.0
-_WARM_UP_PART = 1 / 6
+_WARM_UP_SHARE = 1 / 6
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A recipe, and what was changed to get it: one sentence for each change."""
+    """A recipe, and the changes that led to it: one sentence per change."""
 
     recipe: Recipe
     changes: tuple[str, ...]
@@ -51,11 +52,12 @@ def scale(
     warm_up_epochs: float | None = None,
     keep_updates: bool = False,
 ) -> Scaled:
-    """The recipe for updates of `batch` samples over all workers.
+    """Return the recipe for updates of `batch` samples over all workers.
 
-    rule: linear, square-root or none; None is the optimizer's usual one. warm_up_epochs: None
-    decides by itself, 0 leaves the warm-up as it is. keep_updates: train longer, for as many
-    updates as before.
+    `rule`: linear, square-root or none; None (default) is the optimizer's usual one.
+    `warm_up_epochs`: epochs of a gradual warm-up; None (default) chooses them, 0 keeps the
+    recipe's. `keep_updates`: train for more epochs, so that the number of updates is kept (default:
+    False).
     """
     base = recipe.known_batch
     rule = RULES[recipe.optimizer] if rule is None else rule
@@ -66,19 +68,19 @@ def scale(
             f"batch {batch}: from 1 to the {recipe.num_samples} samples that there are"
         )
     lr = SCALINGS[rule](recipe.lr, batch, base)
-    start = min(
-        recipe.warm_up_from, recipe.warm_up_from * lr / recipe.lr, lr
-    )  # the last: products are rounded
+    # The last one, since products are rounded.
+    start = min(recipe.warm_up_from, recipe.warm_up_from * lr / recipe.lr, lr)
     large = replace(recipe, batch=batch, lr=lr, warm_up_from=start)
     if keep_updates:
         large = _stretched(large, batch / base)
     large = _warmed_up(large, recipe, warm_up_epochs)
     if batch == base:
-        return Scaled(large, tuple(_words_of_the_same_batch(recipe, large, keep_updates)))
-    return Scaled(large, tuple(_words(recipe, large, rule)))
+        return Scaled(large, tuple(_describe_same_batch(recipe, large, keep_updates)))
+    return Scaled(large, tuple(_describe(recipe, large, rule)))
 
 
 def _stretched(recipe: Recipe, factor: float) -> Recipe:
+    """Return the recipe with more epochs, and its schedule with them."""
     return replace(
         recipe,
         epochs=recipe.epochs * factor,
@@ -88,57 +90,63 @@ def _stretched(recipe: Recipe, factor: float) -> Recipe:
 
 
 def _warmed_up(large: Recipe, small: Recipe, epochs: float | None) -> Recipe:
-    """With a warm-up, if one was asked for, or the rate rose and there is none."""
+    """Return the recipe with a warm-up, if one is requested or the learning rate rose without."""
     if epochs is None:
         wanted = (
             large.lr > small.lr and small.warm_up == "none" and small.schedule not in OWN_WARM_UP
         )
         epochs = (
-            min(_WARM_UP_EPOCHS, _WARM_UP_PART * large.epochs, *large.milestones) if wanted else 0.0
+            min(_WARM_UP_EPOCHS, _WARM_UP_SHARE * large.epochs, *large.milestones)
+            if wanted
+            else 0.0
         )
         if epochs and epochs in large.milestones:
-            epochs /= 2  # the rate should stay at its peak for a while
+            # The learning rate should stay at its peak for a while.
+            epochs /= 2
     if not epochs:
         return large
     start = small.lr if large.lr > small.lr else large.warm_up_from
     return replace(large, warm_up="gradual", warm_up_epochs=epochs, warm_up_from=start)
 
 
-def _words_of_the_same_batch(small: Recipe, large: Recipe, keep_updates: bool) -> list[str]:
+def _describe_same_batch(small: Recipe, large: Recipe, keep_updates: bool) -> list[str]:
     kept = f", and its {small.num_updates} updates are kept as they are" * keep_updates
     if large == small:
         return [f"nothing: {small.batch} is the batch that the recipe was written for{kept}"]
     return [
-        f"batch {small.batch} and rate {small.lr:g} stay: the recipe was written for them{kept}",
+        (
+            f"batch {small.batch} and learning rate {small.lr:g} stay: the recipe was written for"
+            f" them{kept}"
+        ),
         *_warm_up(small, large),
     ]
 
 
-def _words(small: Recipe, large: Recipe, rule: str) -> list[str]:
+def _describe(small: Recipe, large: Recipe, rule: str) -> list[str]:
     factor = large.known_batch / small.known_batch
-    words = [
+    changes = [
         (
             f"batch {small.batch} -> {large.batch} (x{factor:g}): {small.num_updates} updates"
             f" become {large.num_updates}"
         ),
-        f"rate {small.lr:g} -> {large.lr:g} ({rule} rule: {_WORDS[rule]})",
+        f"learning rate {small.lr:g} -> {large.lr:g} ({rule} rule: {_RULE_TEXTS[rule]})",
     ]
     if large.epochs != small.epochs:
-        words.append(
+        changes.append(
             f"epochs {small.epochs:g} -> {large.epochs:g}, and the schedule with them, to keep the"
             " updates"
         )
-    words += _warm_up(small, large)
+    changes += _warm_up(small, large)
     if large.momentum:
-        words.append(
-            f"momentum {large.momentum:g} stays, without correction: torch has the rate outside of"
-            " the momentum"
+        changes.append(
+            f"momentum {large.momentum:g} stays, without correction: torch has the learning rate"
+            " outside of the momentum"
         )
-    return words
+    return changes
 
 
 def _warm_up(small: Recipe, large: Recipe) -> list[str]:
-    """What is said about it, if it changed."""
+    """Describe the new warm-up, if it changed."""
     parts = [(each.warm_up, each.warm_up_epochs, each.warm_up_from) for each in (small, large)]
     if large.warm_up == "none" or parts[0] == parts[1]:
         return []

@@ -1,13 +1,13 @@
 """Learning-rate schedules: pure functions of the samples seen.
 
-Samples, not steps: a run with another batch or another number of workers has the same rate at the
-same point of its data, and a resumed run needs no state. A factor from 0 to 1 is multiplied on the
-peak rate:
+They count samples instead of steps: a run with another batch or another number of workers has the
+same learning rate at the same point of its data, and a resumed run needs no state. A factor from 0
+to 1 is multiplied by the peak learning rate:
 
 ```
-rate
-peak |    /\\__                     warm-up: up to the peak, over the first `warmup` samples (WARM_UPS)
-     |   /    \\__                  shape:   from the peak on, over the rest (SCHEDULES)
+lr
+peak |    /\\__                   warm-up: to the peak, in the first `warmup` samples (WARM_UPS)
+     |   /    \\__                shape:   from the peak on, over the rest (SCHEDULES)
 start|  /        \\__
      +---+-------------+-> samples seen
        warmup        total
@@ -15,9 +15,10 @@ start|  /        \\__
 
     lr = peak * warm_up(seen, warmup) * SCHEDULES["cosine"](seen - warmup, total - warmup)
 
-`seen` counts the samples before the step. Shapes with parameters (`steps`, `polynomial`,
-`exponential`, `one_cycle`) are made by calling them; SCHEDULES has each with its defaults.
-`rate.Rate` puts the parts together.
+All schedules have two arguments: `seen`, the samples before the step, and `total` (or `warmup`),
+the samples of the whole schedule. Schedules with parameters (`steps`, `polynomial`, `exponential`,
+`one_cycle`) are made by calling them; SCHEDULES has each with its defaults. `rate.Rate` combines
+warm-up and schedule.
 """
 
 import math
@@ -30,13 +31,15 @@ Schedule = Callable[[float, float], float]
 
 
 def warm_up(seen: float, warmup: float) -> float:
-    """Rises in a straight line from 0 to 1 over the first `warmup` samples (Goyal et al. 2017,
-    https://arxiv.org/abs/1706.02677)."""
+    """Return a factor that rises linearly from 0 to 1 over the first `warmup` samples.
+
+    `seen`: samples before the step. Goyal et al. 2017, https://arxiv.org/abs/1706.02677.
+    """
     return min(1.0, seen / warmup) if warmup > 0 else 1.0
 
 
 def constant_warm_up(seen: float, warmup: float) -> float:
-    """0 for the first `warmup` samples, then 1.
+    """Return 0 for the first `warmup` samples, then 1.
 
     Goyal et al. found it worse than a gradual one, and worse than none at batch 8192.
     """
@@ -44,7 +47,7 @@ def constant_warm_up(seen: float, warmup: float) -> float:
 
 
 def no_warm_up(seen: float, warmup: float) -> float:
-    """At the peak at once."""
+    """Return 1: the peak from the start."""
     return 1.0
 
 
@@ -56,44 +59,54 @@ WARM_UPS: Mapping[str, Schedule] = {
 
 
 def constant(seen: float, total: float) -> float:
-    """Stays at 1."""
+    """Return 1.
+
+    `seen`: samples before the step. `total`: samples of the schedule.
+    """
     return 1.0
 
 
 def cosine(seen: float, total: float) -> float:
-    """Falls from 1 to 0 along half a cosine (Loshchilov and Hutter 2017,
-    https://arxiv.org/abs/1608.03983)."""
+    """Return a factor that falls from 1 to 0 along half a cosine.
+
+    `seen`: samples before the step. `total`: samples of the schedule. Loshchilov and Hutter 2017,
+    https://arxiv.org/abs/1608.03983.
+    """
     return 0.5 * (1.0 + math.cos(math.pi * _done(seen, total)))
 
 
 def linear(seen: float, total: float) -> float:
-    """Falls from 1 to 0 in a straight line."""
+    """Return a factor that falls linearly from 1 to 0.
+
+    `seen`: samples before the step. `total`: samples of the schedule.
+    """
     return 1.0 - _done(seen, total)
 
 
 def steps(at: Sequence[float] = (1 / 3, 2 / 3, 8 / 9), factor: float = 0.1) -> Schedule:
-    """Multiplied by `factor` at each of these fractions of the whole.
+    """Return a schedule that is multiplied by `factor` at each of several points.
 
-    By default those of Goyal et al.: epochs 30, 60 and 80 of 90.
+    `at`: the points, as fractions of the schedule; the default is that of Goyal et al.: epochs 30,
+    60 and 80 of 90. `factor`: default 0.1.
     """
     if sorted(at) != list(at) or any(not 0 < each < 1 for each in at):
         raise ConfigError(
-            f"steps at {list(at)}: fractions of the run are wanted, rising, above 0 and below 1"
+            f"steps at {list(at)}: expected rising fractions of the run, above 0 and below 1"
         )
     if not 0 <= factor <= 1:
-        raise ConfigError(f"steps by the factor {factor}: a factor from 0 to 1 is wanted")
+        raise ConfigError(f"steps by the factor {factor}: expected a factor from 0 to 1")
     return lambda seen, total: factor ** bisect_right(at, _done(seen, total))
 
 
 def polynomial(power: float = 2.0) -> Schedule:
-    """Falls from 1 to 0 as (1 - t)^power; the LARS papers use 2."""
+    """Return a schedule that falls from 1 to 0 as (1 - t)^power; default 2, as for LARS."""
     if not power > 0:
         raise ConfigError(f"a polynomial of power {power} does not fall: the power must be above 0")
     return lambda seen, total: (1.0 - _done(seen, total)) ** power
 
 
 def exponential(end: float = 0.01) -> Schedule:
-    """Falls from 1 to `end`, by the same factor for the same number of samples."""
+    """Return a schedule that falls exponentially from 1 to `end` (default: 0.01)."""
     if not 0 < end <= 1:
         raise ConfigError(
             f"an exponential that ends at {end} of the peak: it must be above 0 and at most 1"
@@ -102,9 +115,12 @@ def exponential(end: float = 0.01) -> Schedule:
 
 
 def one_cycle(rise: float = 0.3, start: float = 0.04, end: float = 4e-6) -> Schedule:
-    """From `start` up to 1 over the part `rise` of the run, then down to `end`, along half cosines
-    (Smith and Topin 2017, https://arxiv.org/abs/1708.07120). A warm-up of its own: use no other.
-    The defaults are torch's."""
+    """Return a schedule that rises from `start` to 1 and falls to `end`, along half cosines.
+
+    `rise`: the fraction of the run in which it rises (default: 0.3). `start`, `end`: factors of the
+    peak (default: 0.04 and 4e-6). The defaults are torch's. It includes a warm-up: use no other.
+    Smith and Topin 2017, https://arxiv.org/abs/1708.07120.
+    """
     if not (0 < rise < 1 and 0 <= start <= 1 and 0 <= end <= 1):
         raise ConfigError(
             f"one_cycle(rise={rise}, start={start}, end={end}): rise between 0 and 1, the others"
@@ -132,8 +148,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 
 def _done(seen: float, total: float) -> float:
-    """The part of `total` that is over; nothing is before the start, even of a total that is all
-    warm-up."""
+    """Return the fraction of `total` that is over; 0 at the start, even if `total` is 0."""
     if seen <= 0:
         return 0.0
     return min(1.0, seen / total) if total > 0 else 1.0

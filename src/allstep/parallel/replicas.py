@@ -1,4 +1,4 @@
-"""How replicas train as one: what an optimizer must know of them."""
+"""What an optimizer must know about the replicas on the other ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ from allstep.parallel.exchange import Listener, Named, Rule
 
 @dataclass
 class Replicas:
-    """How replicas train as one.
+    """How replicas train together.
 
-    named: the parameters, by names that all ranks have. group: the group over which gradients
-    travel, made when it is first needed. key: tells this optimizer from others on the same group.
-    rule: what is computed. passes: how many backward passes add up before a step. listener: hears
-    of each reduction. overlap: whether gradients travel during backward(); None: where it helps.
+    `named`: the parameters, under names that are the same on all ranks. `group`: returns the
+    process group for gradients; called when it is first needed. `key`: distinguishes this optimizer
+    from others on the same group. `rule`: the reduction. `passes`: backward passes that are added
+    up before a step. `listener`: notified of each reduction. `overlap`: whether gradients are
+    reduced during backward(); None: where it helps.
     """
 
     named: list[Named]

@@ -1,29 +1,29 @@
 """An optimizer whose gradients are those of all replicas.
 
-    loss.backward()                  # hooks note which gradients are there; between hosts they
-    already travel optimizer.reduce_gradients()     # wait: each rank has the mean gradients of what
-    it will update optimizer.apply()                # update
+    loss.backward()                # hooks record which gradients are available; between hosts,
+                                   # their reduction already starts
+    optimizer.reduce_gradients()   # wait: each rank has the mean gradients of what it will update
+    optimizer.apply()              # update
 
-`ReplicatedOptimizer` stands in front of the wrapped optimizer's own class. It holds an exchange,
-which brings the gradients together (`exchange`), and an update, which says who changes the weights
-(`updates`): every rank all of them, or each rank what it owns.
+`ReplicatedOptimizer` is the first base of a subclass of the wrapped optimizer's class. It holds an
+exchange, which combines the gradients (`exchange`), and an update, which determines the ranks that
+change the weights (`updates`): every rank all of them, or each rank those that it owns.
 
-A step has two parts, so that waiting and updating can be timed apart, and norms and clipping have
-their place between them. With shared weights a rank updates only what it owns, so only these
-gradients are the mean; without it all are. On one rank nothing is reduced, and the calls are the
-same.
+A step has two phases, so that waiting and updating can be timed separately, with norms and clipping
+in between. With shared weights a rank updates only what it owns, so only these gradients are the
+mean; otherwise all are. On one rank nothing is reduced, and the calls are the same.
 
-**Samples.** `weight = n` before a backward says how many samples are behind this rank's (mean)
-loss; the result is then the mean over all samples of all ranks, however unevenly they are spread. A
-rank without samples sets 0.
+**Samples.** `weight = n` before a backward gives the number of samples behind this rank's (mean)
+loss; the result is then the mean over all samples of all ranks, however unevenly they are
+distributed. A rank without samples sets 0.
 
-**Norms.** `measure_norms = True`, before backward(), makes every reduction deliver `norms`: squared
-norms of each rank's own gradient and of the mean, which is what the noise scale needs. They are
-taken as the gradients pass by (`allstep.comm.op.norms`).
+**Norms.** `measure_norms = True`, before backward(), makes every reduction provide `norms`: squared
+norms of each rank's own gradient and of the mean, which the noise scale needs. They are measured
+during the reduction (`allstep.comm.op.norms`).
 
 **Clipping.** `clip_norm = c`, before backward(), scales the mean gradient as
-`torch.nn.utils.clip_grad_norm_` does, so that its norm is at most c; `norms.mean` has the square of
-what it was before. A norm that is not finite is no error here and changes nothing: look at
+`torch.nn.utils.clip_grad_norm_` does, so that its norm is at most c; `norms.mean` is the square of
+the norm before clipping. A norm that is not finite raises no error and changes nothing: check
 `norms.mean`, and `discard()` the step.
 """
 
@@ -48,7 +48,7 @@ from allstep.parallel.updates.trust_ratios import ratios_of_all
 
 _REDUCED = (
     "optimizer.{}() after optimizer.reduce_gradients(): the gradients are those of all ranks"
-    " already. Call optimizer.apply() to use them, or optimizer.discard() to leave them"
+    " already. Call optimizer.apply() to use them, or optimizer.discard() to drop them"
 )
 _SYNCHRONIZED = (
     "optimizer.reduce_gradients() after optimizer.synchronize(), which has reduced them. Use one of"
@@ -61,34 +61,34 @@ _NOT_REDUCED = (
 )
 _UNUSED = (
     "none of this optimizer's {} parameters has a gradient, on any rank: step() changes nothing."
-    " Was the model given other parameters (load_state_dict(assign=True)) after the optimizer was"
-    " made? Then make the optimizer anew"
+    " If the model got other parameters after the optimizer was made"
+    " (load_state_dict(assign=True)), make a new optimizer"
 )
 
 
 class ReplicatedOptimizer(Optimizer):
-    """What is added to the wrapped class."""
+    """The methods that are added to the wrapped optimizer's class."""
 
     def _attach_replicas(self, replicas: Replicas, update: Update | None = None) -> None:
         self._replicas = replicas
         self._replica_update: Update = EveryRank() if update is None else update
         self._exchange: Exchange | None = None
-        self._reduces = False  # whether there are other ranks to reduce with
-        self._reduced = False  # by `reduce_gradients`, and `apply` has not come yet
-        self._synchronized = False  # all gradients are reduced, and no step has come yet
+        # Whether there are other ranks to reduce with.
+        self._reduces = False
+        # By `reduce_gradients`, without an `apply` since.
+        self._reduced = False
+        # All gradients are reduced, without a step since.
+        self._synchronized = False
         self._clip_norm: float | None = None
         self.measure_norms = False
-        self.norms: GradientNorms | None = (
-            None  # of the last reduction; None if it measured nothing
-        )
+        # Of the last reduction; None if it measured nothing.
+        self.norms: GradientNorms | None = None
         self.weight: float | None = None
-        self._handles: dict[
-            Tensor, Any
-        ] = {}  # parameters whose gradients are complete; Horovod's name
+        # Parameters whose gradients are complete; Horovod's name.
+        self._handles: dict[Tensor, Any] = {}
         self._requires_update: set[Parameter] = set()
-        self._allreduce_delay: dict[
-            Parameter, int
-        ] = {}  # backward passes until the gradient is complete
+        # Backward passes until the gradient is complete.
+        self._allreduce_delay: dict[Parameter, int] = {}
         self._warned = False
 
     @property
@@ -103,12 +103,14 @@ class ReplicatedOptimizer(Optimizer):
                 self._watch(parameter)
 
     def _watch(self, parameter: Parameter) -> None:
+        """Count the backward passes of a parameter with a hook."""
         self._requires_update.add(parameter)
         self._allreduce_delay[parameter] = self._replicas.passes
-        parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+        register = parameter.register_post_accumulate_grad_hook
+        register(self._note)  # type: ignore[no-untyped-call]
 
     def _note(self, parameter: Tensor) -> None:
-        """The gradient of a parameter has been accumulated."""
+        """Record that the gradient of a parameter has been accumulated; called by autograd."""
         assert isinstance(parameter, Parameter)
         assert parameter.grad is None or not parameter.grad.requires_grad, (
             f"the gradient of {self._names.get(parameter)} requires a gradient itself"
@@ -128,14 +130,13 @@ class ReplicatedOptimizer(Optimizer):
             if self._exchange is not None:
                 self._exchange.ready(parameter, self.weight, self._wanted())
 
-    # The two parts of a step
+    # The two phases of a step
 
     def reduce_gradients(self) -> None:
-        """The first part of a step: each rank gets the mean gradients of what it updates, which
-        with shared weights is a part of them.
+        """Do the first phase of a step: give each rank the mean gradients of what it updates.
 
-        `apply` must follow, or `discard`. Between them no rank may read weights that are shared:
-        another rank may be changing them.
+        With shared weights that is a slice of them. `apply` or `discard` must follow. In between no
+        rank may read shared weights: another rank may be changing them.
         """
         self._check_not_reduced("reduce_gradients")
         if self._synchronized:
@@ -144,24 +145,22 @@ class ReplicatedOptimizer(Optimizer):
         self._reduced = True
 
     def apply(self) -> None:
-        """The second part of a step: the update alone."""
+        """Do the second phase of a step: update the weights."""
         if not self._reduced:
             raise UserError(_NOT_REDUCED)
         self._reduced = False
-        self._opt_called = (
-            True  # for torch's schedulers, which otherwise warn that there was no step
-        )
+        # For torch's schedulers, which otherwise warn that there was no step.
+        self._opt_called = True
         self._apply()
 
     def discard(self) -> None:
-        """Instead of `apply`, on all ranks: the gradients are not used, the weights stay as they
-        are."""
+        """Drop the gradients instead of `apply`, on all ranks; the weights do not change."""
         if not self._reduced:
             raise UserError(_NOT_REDUCED.replace("apply()", "discard()"))
         self._forget_reduced()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Both parts of a step. closure: computes the loss and its gradients, once."""
+        """Do both phases of a step. `closure`: computes the loss and its gradients, once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -175,7 +174,7 @@ class ReplicatedOptimizer(Optimizer):
         return self._replica_update.apply(self, closure)
 
     def _own_step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The step of the wrapped class."""
+        """Make the step of the wrapped class."""
         return super().step(closure)
 
     def _check_not_reduced(self, name: str) -> None:
@@ -187,13 +186,13 @@ class ReplicatedOptimizer(Optimizer):
 
     @property
     def owners(self) -> Owners | None:
-        """Who updates what; None where every rank updates all."""
+        """The exchange that knows the owners of weights; None if every rank updates all weights."""
         return self._replica_update.owners(self)
 
     # Reducing
 
     def _reduce_all(self) -> None:
-        """Every rank gets every gradient."""
+        """Reduce all gradients on every rank."""
         if self._reduces and self._requires_update:
             self._begin_step()
             self._reduce_with(self._all_reduce())
@@ -223,7 +222,7 @@ class ReplicatedOptimizer(Optimizer):
             warnings.warn(_UNUSED.format(len(self._replicas.named)), stacklevel=5)
 
     def _reduce_sparse(self, sparse: Sequence[Named], exchange: Exchange) -> list[Tensor]:
-        """Reduce gradients that are sparse on some rank; return what comes out."""
+        """Reduce gradients that are sparse on some rank, and return the results."""
         if sparse:
             raise UserError(
                 f"the gradient of {sparse[0].name} is sparse: make it dense (Rule.densify)"
@@ -231,6 +230,7 @@ class ReplicatedOptimizer(Optimizer):
         return []
 
     def _end_of_pass(self) -> None:
+        """Reset the state of the backward passes after a reduction."""
         self._handles.clear()
         self.weight = None
         self._reset_delays()
@@ -245,21 +245,22 @@ class ReplicatedOptimizer(Optimizer):
             exchange.close()
 
     def _detach_replicas(self) -> None:
-        """The groups close: drop the step that is under way, if any, and what belongs to them."""
+        """Drop the step in progress, if any, and the resources of the groups, which close next."""
         self._replica_update.detach(self)
         for parameter, left in self._allreduce_delay.items():
             if left < self._replicas.passes:
-                parameter.grad = None  # perhaps half reduced
+                # The gradient may be half reduced.
+                parameter.grad = None
         self._end_of_pass()
         self._forget_reduced()
         self._drop_exchange()
 
     def close(self) -> None:
-        """Drop a step that is under way; weights and state that were shared become this rank's own."""
+        """Drop a step in progress; shared weights and state become this rank's own."""
         self._detach_replicas()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """From now on; passes that have been counted for the next step are forgotten."""
+        """Set how many backward passes make a step; passes counted so far are forgotten."""
         self._replicas.passes = passes
         self._reset_delays()
 
@@ -267,7 +268,7 @@ class ReplicatedOptimizer(Optimizer):
 
     @property
     def clip_norm(self) -> float | None:
-        """What the norm of the mean gradient may be at most; None for no limit."""
+        """The maximum norm of the mean gradient; None for no limit."""
         return self._clip_norm
 
     @clip_norm.setter
@@ -284,18 +285,17 @@ class ReplicatedOptimizer(Optimizer):
         )
 
     def _take_norms(self, norms: GradientNorms | None) -> float:
-        """Keep them.
-
-        Returns the factor by which to scale the gradients, as torch has it; 1 for none.
-        """
+        """Store the norms; return the factor for the gradients as in torch, 1 for no clipping."""
         self.norms = norms
         if norms is None or self._clip_norm is None or not math.isfinite(norms.mean):
             return 1.0
         return min(1.0, self._clip_norm / (math.sqrt(norms.mean) + 1e-6))
 
     def _measure(self, exchange: Exchange, sparse: list[Tensor]) -> None:
-        """After a reduction: the norms, and the clipping. sparse: the reduced gradients that are
-        sparse."""
+        """Compute norms and clip after a reduction.
+
+        `sparse`: the reduced gradients that are sparse.
+        """
         if exchange.mean is not None:
             for each in sparse:
                 exchange.mean.add(values_of(each), 1 / exchange.present)
@@ -305,7 +305,7 @@ class ReplicatedOptimizer(Optimizer):
             _scale(sparse, factor)
 
     def _measure_alone(self, gradients: list[Tensor]) -> None:
-        """The same where there are no other ranks."""
+        """Compute norms and clip in a world of one rank."""
         wanted = self._wanted()
         norms = alone(gradients, self.weight, wanted) if wanted.mean else None
         factor = self._take_norms(norms)
@@ -315,17 +315,19 @@ class ReplicatedOptimizer(Optimizer):
     # The optimizer's state
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, of all parameters, from any rank alone."""
+        """Return the whole state of all parameters; any rank may call it alone."""
         with self._replica_update.state_filled(self):
             return super().state_dict()
 
     def whole_state(self) -> AbstractContextManager[None]:
-        """Within it `state` is that of whole parameters, and what is changed there counts
-        afterwards. All ranks together."""
+        """Give `state` the values of whole parameters within the block, and keep changes to them.
+
+        All ranks use it together.
+        """
         return self._replica_update.state_changed(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A whole state, written by any number of ranks. All ranks load it together."""
+        """Load a whole state, written by any number of ranks. All ranks load it together."""
         self._handles.clear()
         self._forget_reduced()
         self._reset_delays()
@@ -336,11 +338,11 @@ class ReplicatedOptimizer(Optimizer):
 def replicate(
     optimizer: Optimizer, replicas: Replicas, size: int, *, share_weights: bool = False
 ) -> ReplicatedOptimizer:
-    """Return an optimizer like `optimizer` that updates with the gradients of all `size` ranks,
-    which make it together.
+    """Return an optimizer like `optimizer` that updates with the gradients of all `size` ranks.
 
-    share_weights: one copy of the weights for all ranks of a host, each rank updates a part.
-    Weights may then be changed by the optimizer only.
+    All ranks call it together. `replicas`: parameters, process group and reduction.
+    `share_weights`: keep one copy of the weights for all ranks of a host; each rank updates a
+    slice. Then only the optimizer may change weights. Default: False.
     """
     update = ByOwners(type(optimizer)) if share_weights and size > 1 else None
     made: ReplicatedOptimizer = wrapped(
@@ -356,8 +358,7 @@ def replicate(
 
 
 def ratio_methods(optimizer: Optimizer, update: Update | None) -> dict[str, Any]:
-    """What a class must have so that `trust_ratios` tells of the layers that other ranks have
-    updated."""
+    """Return the methods by which `trust_ratios` includes the layers that other ranks update."""
     return (
         {"trust_ratios": _trust_ratios}
         if update is not None and hasattr(optimizer, "trust_ratios")
@@ -366,17 +367,18 @@ def ratio_methods(optimizer: Optimizer, update: Update | None) -> dict[str, Any]
 
 
 def _trust_ratios(self: ReplicatedOptimizer) -> dict[str | int, float]:
-    """By which factor the last step scaled each layer: {name, or number without names: factor}.
-    Exempt layers have none.
+    """Return the factor by which the last step scaled each layer, by name, or number without names.
 
-    All ranks call it together; rank 0 gets the ratios of all layers, the others an empty dict.
+    Exempt layers have none. All ranks call it together; rank 0 gets the ratios of all layers, the
+    others an empty dict.
     """
-    own = super(ReplicatedOptimizer, self).trust_ratios()  # type: ignore[misc]  # the wrapped class has it
+    # The wrapped class has the method.
+    own = super(ReplicatedOptimizer, self).trust_ratios()  # type: ignore[misc]
     return ratios_of_all(self._replicas.group(), own)
 
 
 def alone(gradients: list[Tensor], weight: float | None, wanted: Wanted) -> GradientNorms:
-    """The norms in a world of one rank, whose own gradient is the mean."""
+    """Return the norms in a world of one rank, whose own gradient is the mean."""
     squares = Squares()
     for gradient in gradients:
         squares.add(values_of(gradient))
@@ -388,4 +390,5 @@ def alone(gradients: list[Tensor], weight: float | None, wanted: Wanted) -> Grad
 
 def _scale(gradients: list[Tensor], factor: float) -> None:
     for gradient in gradients:
-        gradient.mul_(factor)  # not of detach(): a sparse one would keep its values
+        # Without detach(): a detached sparse gradient would keep its values.
+        gradient.mul_(factor)

@@ -1,4 +1,4 @@
-"""Optimizers made of others without calling a constructor: so any class can be wrapped."""
+"""Optimizers made from others without calling a constructor, so that any class can be wrapped."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from torch.optim import Optimizer
 
 
 def wrapped(optimizer: Optimizer, added: type, **methods: Any) -> Any:
-    """An optimizer of a new class: the given one's, with `added` in front and the same name. It
-    shares groups and state.
+    """Return an optimizer of a new class: the given one's, with `added` as first base.
 
-    methods: further ones of the new class.
+    The class has the same name; the optimizer shares groups and state. `methods`: further methods
+    of the new class.
     """
     own = optimizer.__class__
     return like(
@@ -19,9 +19,9 @@ def wrapped(optimizer: Optimizer, added: type, **methods: Any) -> Any:
 
 
 def like(optimizer: Optimizer, cls: type) -> Any:
-    """An optimizer of class `cls` with all that the given one holds."""
+    """Return an optimizer of class `cls` with the attributes of the given one."""
     made: Any = object.__new__(cls)
-    # A scheduler leaves its own `step` on the instance; it belongs to that one.
+    # A scheduler puts its own `step` on the instance; it belongs to that instance alone.
     made.__dict__.update(
         {name: value for name, value in optimizer.__dict__.items() if name != "step"}
     )

@@ -1,11 +1,12 @@
-"""Keeps parents, children and orphans together, so that no process outlives the run it belongs to.
+"""Parents, children and orphans: no process may outlive the run that it belongs to.
 
 ```
 die_with_parent   in a child before exec: the kernel kills it when its parent ends
-adopt_orphans     in a parent: whatever a dead child leaves behind becomes our child
-descendants       every living process below a process, whatever sessions they are in
-kill_children     kill all children, and what they leave behind, until there is none
+adopt_orphans     in a parent: children of a child that has ended become its own children
+descendants       every living process below a process, in any session
+kill_children     kill all children, and adopted ones, until there is none
 reap              collect the exit status of children that have ended
+keep_exit_codes   let this process learn the exit status of its children
 ```
 
 `die_with_parent` is meant for `subprocess.Popen(preexec_fn=...)`. The kernel sends the signal when
@@ -16,22 +17,43 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Loaded now: between fork and exec no library may be opened.
+# Loaded at import, because no library may be opened between fork and exec.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that forked it ends."""
+    """Let the kernel kill this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below us whose own parent ends."""
+    """Become the parent of every descendant whose own parent ends (a "subreaper")."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def keep_exit_codes() -> Iterator[None]:
+    """Restore the default of SIGCHLD for the duration of the block, if it is ignored.
+
+    A program that ignores SIGCHLD passes that on to what it executes. The kernel then discards
+    the exit status of every child, and a failed one looks like one that ended with status 0. Only
+    the main thread can change it; elsewhere this does nothing.
+    """
+    ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    if not ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 def descendants(root: int) -> list[int]:
@@ -53,7 +75,7 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_children() -> None:
-    """Kill every child and, after `adopt_orphans`, what they leave behind; wait until all are gone."""
+    """Kill every child, also those adopted after `adopt_orphans`, and wait until all have ended."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while True:
         for child in children.read_text().split():

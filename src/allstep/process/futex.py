@@ -1,16 +1,17 @@
 """Waits in the kernel for a number in shared memory to change, and orders memory accesses.
 
-A futex is a 32-bit word in memory that processes share. `sleep_until_changed` compares it with the
-value that the caller has seen and falls asleep, in one step of the kernel, so a change in between
-is not missed; `wake` wakes sleepers after a change. Both go through ctypes, which releases the
-interpreter: other threads of the process run meanwhile, and a wake-up takes about 10 us.
+A futex is a 32-bit number in memory that processes share. `sleep_until_changed` compares it with
+the value that the caller has seen and falls asleep, in one atomic step of the kernel, so that a
+change in between is not missed; `wake` wakes sleepers after a change. Both call through ctypes,
+which releases the interpreter lock: other threads of the process run meanwhile, and a wake-up takes
+about 10 us.
 
 Numbers of eight bytes that only grow are compared by their lower half (little-endian processors).
-On a processor whose number of the system call is not known here, sleeping is a short nap instead.
+On a processor whose number of the system call is not known here, a short sleep is used instead.
 
-Data and the number that announces it are separated by a fence, which orders everything written and
-read before it against everything after it, on ARM too. Python has no such instruction; releasing
-and taking a lock has the same effect and takes 0.25 us.
+A memory fence separates data from the number that announces it: it orders all reads and writes
+before it against all after it, on ARM too. Python has no such instruction; releasing and acquiring
+a lock has the same effect and takes 0.25 us.
 """
 
 import ctypes
@@ -21,8 +22,8 @@ from collections.abc import Callable
 
 _SYSCALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _WAIT_BITSET, _WAKE_BITSET = 9, 10
-EVERYBODY = 0xFFFFFFFF
-"""The bits of a sleeper that any wake-up reaches, and of a wake-up that reaches any sleeper."""
+ALL_BITS = 0xFFFFFFFF
+"""Bit mask of a sleeper that every wake-up reaches, and of a wake-up that reaches every sleeper."""
 _NAP = 0.0002
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 
@@ -32,14 +33,14 @@ class _Timespec(ctypes.Structure):
 
 
 def address_of(memory: memoryview) -> int:
-    """Return where writable memory begins; it must be kept as long as the address is used."""
+    """Return the address of writable memory; keep `memory` alive as long as the address is used."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def sleep_until_changed(address: int, seen: int, seconds: float, bits: int = EVERYBODY) -> None:
+def sleep_until_changed(address: int, seen: int, seconds: float, bits: int = ALL_BITS) -> None:
     """Sleep until the number at `address` is not `seen`, until a wake-up, or for `seconds` at most.
 
-    bits: which wake-ups reach this sleeper: those that have one of these bits, too.
+    bits: only wake-ups that share one of these bits reach this sleeper (default: all).
     """
     if _SYSCALL is None:
         time.sleep(min(seconds, _NAP))
@@ -58,8 +59,8 @@ def sleep_until_changed(address: int, seen: int, seconds: float, bits: int = EVE
     )
 
 
-def wake(address: int, count: int, bits: int = EVERYBODY) -> None:
-    """Wake at most `count` sleepers at `address` that have one of these bits."""
+def wake(address: int, count: int, bits: int = ALL_BITS) -> None:
+    """Wake at most `count` sleepers at `address` that share one of these `bits` (default: all)."""
     if _SYSCALL is not None:
         _syscall(
             _SYSCALL,

@@ -4,23 +4,24 @@ A process that is killed is *ending* long before it is gone. The kernel first ma
 tasks (threads) as exiting, then frees the memory, and only after that closes its files and makes
 its pidfd readable. For a worker with gigabytes that takes a second or more.
 
-========  ==========================================================  =======================
+========  ==========================================================  =========================
+state     condition                                                   cost of the check
+========  ==========================================================  =========================
 gone      its pidfd is readable                                       one system call, 1 us
-ending    every task under /proc/<pid>/task has the flag PF_EXITING   10 us, whatever its tasks
-========  ==========================================================  =======================
+ending    every task under /proc/<pid>/task has the flag PF_EXITING   10 us with any task count
+========  ==========================================================  =========================
 
 An exiting task never returns to the program, so an ending process writes nothing more: not to
 memory that it shares, not to a socket. A main thread may end while other threads continue. That is
 not the end of the process, so all tasks must have the flag.
 
-The main thread is looked at first: a living process costs one read. The pid cannot come to mean
-another process: the pidfd and the open folder of /proc both belong to the process that had the pid
-when they were opened, and a second process with this pid is never read. Where /proc does not show
-the process (`hidepid`), there is only the pidfd, and a death is noticed when the memory has been
-freed.
+The main thread is checked first, so a living process costs one read. A reused pid does no harm: the
+pidfd and the open folder of /proc both belong to the process that had the pid when they were
+opened, and a second process with this pid is never read. Where /proc does not show the process
+(`hidepid`), only the pidfd is available, and the end is noticed when the memory has been freed.
 
-`is_ending` is for long waits: call it after some milliseconds of waiting, and then every 20 to 50
-ms.
+`is_ending` is meant for long waits: call it after some milliseconds of waiting, and then every 20
+to 50 ms.
 """
 
 import contextlib
@@ -31,15 +32,14 @@ import weakref
 from pathlib import Path
 
 _PF_EXITING = 0x4
-# The place of the flags among the fields after the name: state, ppid, pgrp, session, tty, tpgid,
-# flags.
+# Index of the flags among the fields after the name: state, ppid, pgrp, session, tty, tpgid, flags.
 _FLAGS = 6
 
 
 class Life:
-    """The life of one process. Raises OSError when there is none, or when it cannot be watched.
+    """The state of one process. Raises OSError if there is no such process or no access to it.
 
-    Get it from `life_of`, so that all groups of this process share one.
+    Get it from `life_of`, so that all process groups in this process share one object.
     """
 
     def __init__(self, pid: int) -> None:
@@ -48,7 +48,7 @@ class Life:
         self._gone = False
         self._main = f"task/{pid}/stat"
         self._folder = _folder_of(pid)
-        # Opened by number: if the process was still there afterwards, the folder is its own.
+        # The folder is opened by pid: if the process still exists afterwards, it is its own.
         if self._folder is not None and (
             self.has_ended() or not _can_read(self._main, self._folder)
         ):
@@ -56,25 +56,25 @@ class Life:
             self._folder = None
 
     def fileno(self) -> int:
-        """Return the pidfd, which becomes readable when the process is gone: for select and poll."""
+        """Return the pidfd, for select and poll: it becomes readable when the process is gone."""
         return self._pidfd
 
     @property
     def shows_tasks(self) -> bool:
-        """Whether its tasks can be read; without them it is alive until it is gone."""
+        """Return whether its tasks can be read; if not, it counts as alive until it is gone."""
         return self._folder is not None
 
     def has_ended(self) -> bool:
-        """Whether the process is gone, reaped or not."""
+        """Return whether the process is gone, reaped or not."""
         if not self._gone:
-            # A new one each time: several threads may ask at once, which one object refuses.
+            # A new object each time: several threads may call this, and one object refuses that.
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
             self._gone = bool(poll.poll(0))
         return self._gone
 
     def is_ending(self) -> bool:
-        """Whether the process runs no more code of its own: gone, or all its tasks are exiting."""
+        """Return whether the process runs no more user code: gone, or all its tasks are exiting."""
         if self.has_ended():
             return True
         if self._folder is None:
@@ -82,7 +82,7 @@ class Life:
         try:
             return _is_exiting(self._main, self._folder) and _all_exiting(self._folder)
         except OSError:
-            # Gone meanwhile, or we have no file descriptor left: the pidfd has the answer.
+            # Gone meanwhile, or this process is out of file descriptors: ask the pidfd.
             return self.has_ended()
 
     def __del__(self) -> None:
@@ -92,13 +92,14 @@ class Life:
 
 
 class _Lives:
-    """The processes that this one looks at."""
+    """The `Life` objects of this process, by pid."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[int, Life] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def of(self, pid: int) -> Life:
+        """Return the `Life` of the process that has this pid now."""
         with self._lock:
             known = self._known.get(pid)
             if known is None or known.has_ended():
@@ -106,8 +107,7 @@ class _Lives:
             return known
 
     def forget(self) -> None:
-        """In a forked process, which looks at its own, if any: the lock may have been held at the
-        fork."""
+        """Start empty in a forked process: the lock may have been held at the time of the fork."""
         self._lock = threading.Lock()
         self._known.clear()
 
@@ -116,16 +116,18 @@ _lives = _Lives()
 
 
 def life_of(pid: int) -> Life:
-    """Return the life of the process that has this pid now: one object and two files for all
-    callers."""
+    """Return the `Life` of the process that has this pid now.
+
+    All callers share one object, with two file descriptors.
+    """
     return _lives.of(pid)
 
 
 def namespace() -> str:
-    """A name for the set of processes among which our pids are valid; empty where it is not known.
+    """Return the name of this process's pid namespace; "" where it is not known.
 
-    Two processes of a host may use each other's pids if this is the same for both. Containers of
-    one host may differ.
+    Two processes of a host may use each other's pids if they have the same. Containers of one host
+    may differ.
     """
     try:
         return str(Path("/proc/self/ns/pid").readlink())
@@ -134,9 +136,9 @@ def namespace() -> str:
 
 
 def birth(pid: int) -> int | None:
-    """Return when a process was started, in clock ticks since boot; None when it is gone.
+    """Return the start time of a process in clock ticks since boot; None if it is gone.
 
-    A later process with the same pid has another birth.
+    A later process with the same pid has another start time.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -160,7 +162,10 @@ def _can_read(path: str, folder: int) -> bool:
 
 
 def _all_exiting(folder: int) -> bool:
-    """Whether all tasks are. A listed one may start another before it exits, so look again."""
+    """Return whether all tasks are exiting.
+
+    A listed task may start another before it exits, so the list is read twice.
+    """
     tasks = _tasks_in(folder)
     exiting = all(_is_exiting(f"task/{task}/stat", folder) for task in tasks)
     return exiting and _tasks_in(folder) <= tasks
@@ -175,13 +180,13 @@ def _tasks_in(folder: int) -> set[str]:
 
 
 def _is_exiting(path: str, folder: int) -> bool:
-    """A task that has vanished has exited."""
+    """Return whether a task is exiting; one that has vanished has exited."""
     flags = _flags_in(path, folder)
     return flags is None or bool(flags & _PF_EXITING)
 
 
 def _flags_in(path: str, folder: int) -> int | None:
-    """The kernel's flags of a task; None when there is no such task any more."""
+    """Return the kernel's flags of a task; None if the task does not exist any more."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -192,7 +197,7 @@ def _flags_in(path: str, folder: int) -> int | None:
 
 
 def flags_of(stat: bytes) -> int:
-    """The kernel's flags in a `stat` file, whose name field may contain spaces and parentheses."""
+    """Return the kernel's flags in a `stat` file; its name may have spaces and parentheses."""
     return int(stat.rpartition(b")")[2].split()[_FLAGS])
 
 

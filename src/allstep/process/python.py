@@ -1,10 +1,10 @@
-"""Starts Python on a module of ours, without the current folder on its search path.
+"""Commands that run a module of allstep, without the current folder on Python's search path.
 
-`python -m module` puts the current folder first on `sys.path`. A user who looks at a downloaded
-folder often stands in it, and a file `torch.py` or `json.py` there would be imported instead of the
-real one. With `-P` (Python 3.11) the search path is that of the installed command `allstep`. A
-model factory of the user's own is imported from the current folder all the same: `models.by_name`
-adds it for that import alone.
+`python -m module` puts the current folder first on `sys.path`. A user who inspects a downloaded
+folder often has it as the current folder, and a file `torch.py` or `json.py` there would be
+imported instead of the real one. With `-P` (Python 3.11) the search path is that of the installed
+command `allstep`. The user's own model factory is still imported from the current folder:
+`models.by_name` adds it for that import alone.
 """
 
 import sys
@@ -14,21 +14,21 @@ _PACKAGES = str(Path(__file__).resolve().parents[2])
 
 
 def run_module(module: str, *arguments: str, executable: str | None = None) -> list[str]:
-    """Return the command that runs a module with arguments. executable: default this interpreter."""
+    """Return the command that runs a module; `executable` defaults to this interpreter."""
     return [executable or sys.executable, *module_flags(module), *arguments]
 
 
 def module_flags(module: str) -> list[str]:
-    """Return the interpreter's own arguments, where another program puts the interpreter first."""
+    """Return the arguments of the interpreter that run a module, without the interpreter itself."""
     return ["-P", "-m", module]
 
 
 def run_bare(module: str, *arguments: str) -> list[str]:
     """Return the command that runs `main(*arguments)` of a module that needs no installed package.
 
-    Without the search for installed packages (`-S`) Python starts in 20 ms instead of 60; variables
-    of the environment and the current folder have no effect (`-I`). The exit status is what `main`
-    returns.
+    Without the search for installed packages (`-S`) Python starts in 20 ms instead of 60;
+    environment variables and the current folder have no effect (`-I`). The exit status is the
+    return value of `main`.
     """
     start = (
         f"import sys; sys.path.append({_PACKAGES!r}); from {module} import main;"

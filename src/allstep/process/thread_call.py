@@ -1,11 +1,11 @@
-"""Runs a call in another thread and returns what it returns, or raises what it raises.
+"""Runs a call in another thread, and returns or raises its outcome in the calling thread.
 
 For calls that may never return (a name server, a server that sends a byte a minute, a C++ library
 that waits for a dead peer): the caller waits for a bounded time, or until it knows a reason to
-stop, and leaves the thread behind. Threads are daemons, so they do not hold up the process.
+stop, and abandons the thread. Threads are daemons, so they do not delay the end of the process.
 
 ```
-call_within(act, seconds)    one call in a thread of its own; TimeoutError when it is late
+call_within(act, seconds)    one call in a thread of its own; CallTimeout after `seconds`
 CallThread                   one thread for many calls, one after the other (20 us for each)
 Call                         a call to be run by some thread, and its result
 ```
@@ -30,7 +30,7 @@ class Call(Generic[Result]):
         self._outcome: tuple[Any, BaseException | None] | None = None
 
     def run(self) -> None:
-        """Make the call and keep what came of it. What the call refers to is let go of."""
+        """Make the call, store its outcome, and drop the reference to the callable."""
         act, self._act = self._act, None
         assert act is not None, "a call is run once"
         try:
@@ -39,9 +39,9 @@ class Call(Generic[Result]):
             self._reply.put((None, error))
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for the end of the call, None: for ever; return whether it has ended.
+        """Wait for the end of the call, `seconds` at most (None: no limit); return if it has ended.
 
-        For one thread.
+        Only one thread may wait for a call.
         """
         if self._outcome is None:
             try:
@@ -51,9 +51,9 @@ class Call(Generic[Result]):
         return True
 
     def result(self, seconds: float | None = None) -> Result:
-        """Return or raise what the call did; NotBack when it has not ended in time."""
+        """Return or raise the outcome of the call; CallTimeout if it has not ended in `seconds`."""
         if not self.wait(seconds):
-            raise NotBack(f"not back within {seconds:.1f} s")
+            raise CallTimeout(f"the call did not return within {seconds:.1f} s")
         assert self._outcome is not None
         value, error = self._outcome
         if error is not None:
@@ -61,8 +61,8 @@ class Call(Generic[Result]):
         return cast(Result, value)
 
 
-class NotBack(TimeoutError):
-    """A call that has not ended in time. A TimeoutError that the call itself raised is none."""
+class CallTimeout(TimeoutError):
+    """The call has not ended in time. Differs from a TimeoutError that the call itself raises."""
 
 
 class CallThread:
@@ -74,26 +74,27 @@ class CallThread:
         self._thread.start()
 
     def start(self, act: Callable[[], Result]) -> Call[Result]:
-        """Have `act` called after those started before; return where its result will be."""
+        """Queue a call of `act` behind those started before; return the `Call` for its result."""
         call = Call(act)
         self._calls.put(call)
         return call
 
     def end(self) -> None:
-        """End the thread, when no call is under way."""
+        """End the thread after the queued calls; wait for that at most 1 s."""
         self._calls.put(None)
         self._thread.join(1.0)
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call.run()
-            del call  # what the call returned is not ours to keep
+            # This frame must not keep the result of the call alive.
+            del call
 
 
 def call_within(act: Callable[[], Result], seconds: float, name: str) -> Result:
-    """Return or raise what `act` does, in a thread with this name; NotBack when it takes longer.
+    """Call `act` in a thread called `name` and return or raise its outcome; CallTimeout if late.
 
-    The thread of a late call is left behind.
+    The thread of a call that timed out is abandoned.
     """
     call = Call(act)
     threading.Thread(target=call.run, name=name, daemon=True).start()

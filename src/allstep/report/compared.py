@@ -2,10 +2,10 @@
 
 ```
                     samples                         weights              mode
-training sample     fixed, of the training split    those tested         evaluation    eval line,
-part "train" validation          the validation split            the same             evaluation
-eval line at the same `samples` training steps      the last tenth of an epoch      moving
-training      step lines up to that evaluation ```
+training sample     fixed, of the training split    those tested         evaluation    eval line, part "train"
+validation          the validation split            the same             evaluation    eval line at the same `samples`
+training steps      the last tenth of an epoch      moving               training      step lines up to that evaluation
+```
 
 The first two are like with like: same weights, no augmentation, no dropout, plain loss. A run
 records the training sample at its end; older runs and runs that were cut off have no such line. For

@@ -45,7 +45,7 @@ class Chart:
 
     title: str
     about: str
-    """What the picture shows, for those who do not see it and those who do."""
+    """What the image shows, for those who do not see it and those who do."""
     x_name: str
     curves: tuple[Curve, ...]
     kind: str = "figure"

@@ -2,10 +2,9 @@
 
 ```
 last start ── an end line ──────────────────────────> finished
-           ── an event with the rate of a step ──────> diverged: `train` ends a run whose loss has
-           left all bounds ── the event "stopped and saved ..." ─────> paused: told to, by a signal
-           or --max-time; it can go on ── none of them ── silent for long? ──────> stopped, else
-           going
+           ── an event with the rate of a step ──────> diverged: `train` ends a run whose loss has left all bounds
+           ── the event "stopped and saved ..." ─────> paused: told to, by a signal or --max-time; it can go on
+           ── none of them ── silent for long? ──────> stopped, else going
 ```
 
 Only what came after the last start counts: a run that was paused and has gone on is under way.

@@ -5,8 +5,7 @@ tell?
              too short, too few samples, not comparable ──> no verdict, with the reason
 compared ──> still improving steeply                    ──> "Still improving: train longer"
              training error high, gap no larger         ──> underfitting: High training error
-             training error low, gap large              ──> overfitting: Low training error, high
-             validation error
+             training error low, gap large              ──> overfitting: Low training error, high validation error
 ```
 
 Training and validation error are those of the same weights, in evaluation mode (`compared`). The

@@ -1,6 +1,6 @@
-"""A picture of many layers over time: one pixel a value, stretched by the browser.
+"""An image of many layers over time: one pixel a value, stretched by the browser.
 
-Rows are layers in the order of the net, columns stretches of the run, colour the logarithm of the
+Rows are layers in the order of the model, columns stretches of the run, colour the logarithm of the
 value (viridis: dark is small). A few thousand rectangles of SVG would weigh more than all the rest
 of the page; as a PNG they weigh some hundred bytes.
 """
@@ -20,7 +20,7 @@ _ROWS = 160
 
 @dataclass(frozen=True)
 class Heat:
-    """The picture and what its corners mean."""
+    """The image and what its corners mean."""
 
     source: str
     layers: tuple[str, ...]

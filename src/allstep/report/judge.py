@@ -3,9 +3,9 @@
 A rule is a pure function from a record to a judgement, or to None when it has nothing to say. They
 look at
 
-    fit         training error next to validation error, and whether a run was long enough to judge
-    by them (`fit`) curves      spikes of the loss, a validation loss that turned, a run that ended
-    while it still improved times       input, the slowest worker, waiting for gradients
+    fit         training error next to validation error, and whether a run was long enough to judge by them (`fit`)
+    curves      spikes of the loss, a validation loss that turned, a run that ended while it still improved
+    times       input, the slowest worker, waiting for gradients
 """
 
 from collections.abc import Sequence

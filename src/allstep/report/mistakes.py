@@ -2,12 +2,12 @@
 
 ```
 mistakes/
-  mistakes.json     [{"file": "0001.png", "label": "shirt", "predicted": "coat", "probability":
-  0.98, "number": 4711}, ...] 0001.png          the picture, the worst mistake first confusion.json
-  {"classes": ["shirt", "coat"], "counts": [[95, 5], [7, 93]]}    counts[label][predicted]
+  mistakes.json     [{"file": "0001.png", "label": "shirt", "predicted": "coat", "probability": 0.98, "number": 4711}, ...]
+  0001.png          the image, the worst mistake first
+  confusion.json    {"classes": ["shirt", "coat"], "counts": [[95, 5], [7, 93]]}    counts[label][predicted]
 ```
 
-Labels are names, or numbers of classes in confusion.json. A picture is taken over byte by byte; one
+Labels are names, or numbers of classes in confusion.json. An image is taken over byte by byte; one
 that is not a PNG in that folder, or that would make the page large, is left out.
 """
 
@@ -23,30 +23,30 @@ from typing import Any
 from allstep.files.bounded import MAX_JSON, read_json, read_regular
 
 _SHOWN = 24
-_LARGEST = 40_000  # bytes of one picture, so that all of them stay below a megabyte
+_LARGEST = 40_000  # bytes of one image, so that all of them stay below a megabyte
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MOST_CLASSES = 2000
 _LARGEST_MATRIX = 32 << 20
 """Bytes of confusion.json: eight for each count of 2,000 classes. Two or three are usual."""
 _LARGEST_COUNT = 1 << 64
 _MOST_PIXELS = 1 << 22
-"""Of a picture that is decoded: 40,000 bytes may be a picture of 80 million pixels."""
-_SMALL = 64  # pixels; smaller pictures are shown with hard edges
-_DARK = 64  # levels; a picture without higher ones looks black
+"""Of an image that is decoded: 40,000 bytes may be an image of 80 million pixels."""
+_SMALL = 64  # pixels; smaller images are shown with hard edges
+_DARK = 64  # levels; an image without higher ones looks black
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One picture that the net took for something else."""
+    """One image that the model took for something else."""
 
     source: str
-    """The picture, as a data: address."""
+    """The image, as a data: address."""
     width: int
     height: int
     label: str
     predicted: str
     probability: float | None
-    """What the net gave to `predicted`."""
+    """What the model gave to `predicted`."""
     number: int | None
     """Of the sample."""
     brightness: float = 1.0
@@ -135,7 +135,7 @@ def read_mistakes(
     found = [_mistake(folder, entry, classes) for entry in entries[:_SHOWN]]
     if missing := found.count(None):
         notes.append(
-            f"mistakes/: {missing} of {len(found)} pictures are missing, no PNG, or over"
+            f"mistakes/: {missing} of {len(found)} images are missing, no PNG, or over"
             f" {_LARGEST:,} bytes"
         )
     return tuple(mistake for mistake in found if mistake is not None)
@@ -144,30 +144,30 @@ def read_mistakes(
 def _mistake(folder: Path, entry: Any, classes: Sequence[str]) -> Mistake | None:
     if not isinstance(entry, Mapping):
         return None
-    picture = _picture(folder, str(entry.get("file")))
-    if picture is None:
+    image = _image(folder, str(entry.get("file")))
+    if image is None:
         return None
     probability, number = entry.get("probability"), entry.get("number")
     return Mistake(
-        source="data:image/png;base64," + base64.b64encode(picture).decode(),
-        width=int.from_bytes(picture[16:20], "big"),
-        height=int.from_bytes(picture[20:24], "big"),
+        source="data:image/png;base64," + base64.b64encode(image).decode(),
+        width=int.from_bytes(image[16:20], "big"),
+        height=int.from_bytes(image[20:24], "big"),
         label=_class(entry.get("label"), classes),
         predicted=_class(entry.get("predicted"), classes),
         probability=float(probability) if isinstance(probability, int | float) else None,
         number=number if isinstance(number, int) else None,
-        brightness=_brightness(picture),
+        brightness=_brightness(image),
     )
 
 
-def _brightness(picture: bytes) -> float:
-    """255 over the highest level of a picture that is dark all over; 1 for others, and for what
+def _brightness(code: bytes) -> float:
+    """255 over the highest level of an image that is dark all over; 1 for others, and for what
     cannot be decoded."""
     import numpy as np  # only runs with mistakes wait for these
     from PIL import Image
 
     try:
-        with warnings.catch_warnings(action="error"), Image.open(io.BytesIO(picture)) as image:
+        with warnings.catch_warnings(action="error"), Image.open(io.BytesIO(code)) as image:
             if image.width * image.height > _MOST_PIXELS:
                 return 1.0
             highest = int(np.asarray(image.convert("L")).max())
@@ -177,18 +177,18 @@ def _brightness(picture: bytes) -> float:
     return 255 / highest if 0 < highest < _DARK else 1.0
 
 
-def _picture(folder: Path, name: str) -> bytes | None:
+def _image(folder: Path, name: str) -> bytes | None:
     """Its bytes; only of a plain file in the folder: a record must not be able to pull other files
     into a page."""
     if Path(name).name != name:
         return None
     file = folder / name
     try:
-        picture = b"" if file.is_symlink() else read_regular(file, _LARGEST)
+        image = b"" if file.is_symlink() else read_regular(file, _LARGEST)
     except (OSError, ValueError):
         # ValueError: a name with NUL, or one that the file system's encoding does not have.
         return None
-    return picture if picture.startswith(_PNG) and len(picture) > 24 else None
+    return image if image.startswith(_PNG) and len(image) > 24 else None
 
 
 def _class(label: Any, classes: Sequence[str]) -> str:

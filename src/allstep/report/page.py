@@ -17,7 +17,7 @@ from allstep._version import __version__
 from allstep.console import quantities as wording
 from allstep.console.escape import escaped
 from allstep.errors import ConfigError
-from allstep.files.whole import replace_file
+from allstep.files.atomic import replace_file
 from allstep.report import configs, curves
 from allstep.report.charts import charts
 from allstep.report.compare import compare, speed_up

@@ -4,8 +4,7 @@ A step is synchronous: the workers begin and end it together, so a slow one show
 others. What a worker does itself (`own`: input, compute, update) tells who is slow; what even the
 slowest one waits is the price of moving gradients.
 
-    times[line, phase, rank]     seconds, in the order of PHASES: one array for all lines, since a
-    long run has millions of them
+    times[line, phase, rank]     seconds, in the order of PHASES: one array for all lines, since a long run has millions of them
 """
 
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ updates            updates to a goal by batch size, the best of a few learning r
 one_precision      the same for all runs of a study, where the recipe leaves it to the machine
 ```
 
-Everything above the gap knows nothing of batches, rates or nets: it reads run records, nothing
+Everything above the gap knows nothing of batches, rates or models: it reads run records, nothing
 else. No torch in here.
 """
 

@@ -1,4 +1,4 @@
-"""A trial's process, seen from the runner. The other end is `allstep.process.leash`."""
+"""A trial's process, seen from the runner. The other end is `allstep.process.supervisor`."""
 
 import subprocess
 import time
@@ -25,11 +25,11 @@ class Child:
         self._began = time.monotonic()
         with output.open("ab") as file:
             self._process = subprocess.Popen(
-                run_bare("allstep.process.leash", str(lock), *command),
+                run_bare("allstep.process.supervisor", str(lock), *command),
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C at the terminal is for the runner, which then lets go of the leash
+                # Ctrl-C at the terminal is for the runner, which then closes the supervisor's pipe
                 start_new_session=True,
                 env={**env, **_ONE_CORE},
             )
@@ -49,7 +49,7 @@ class Child:
         return self._process.poll()
 
     def let_go(self) -> None:
-        """The leash kills the command and all that it started."""
+        """The supervisor kills the command and all that it started."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 

@@ -2,13 +2,14 @@
 
 ```
 DIR/
-  study.json             what is asked; whoever goes on must ask the same. And the precision of all
-  its runs, where it was chosen study.lock             held by the process that runs it
-  runs/<trial>/          the run folders: run.jsonl, config.yaml, ... output/<trial>.txt     what a
-  trial printed output/<trial>.lock    held as long as a process of that trial lives
-  output/<trial>.digest  of the settings it was begun with ended/<trial>.json     of a trial that
-  did not end by itself: whether it was stopped or failed, and why table.md, ...          what the
-  study found
+  study.json             what is asked; whoever goes on must ask the same. And the precision of all its runs, where it was chosen
+  study.lock             held by the process that runs it
+  runs/<trial>/          the run folders: run.jsonl, config.yaml, ...
+  output/<trial>.txt     what a trial printed
+  output/<trial>.lock    held as long as a process of that trial lives
+  output/<trial>.digest  of the settings it was begun with
+  ended/<trial>.json     of a trial that did not end by itself: whether it was stopped or failed, and why
+  table.md, ...          what the study found
 ```
 
 How a trial stands is read from here and nowhere else: an `end` line in its record, a note in
@@ -25,9 +26,9 @@ from typing import Any
 from allstep import runlog
 from allstep._version import __version__
 from allstep.errors import ConfigError
+from allstep.files.atomic import replace_file
 from allstep.files.bounded import read_json, read_regular
 from allstep.files.lock import LockTaken, locked
-from allstep.files.whole import replace_file
 from allstep.runlog import RunRecord
 from allstep.study.study import Study
 from allstep.study.trial import Outcome, Status, Trial

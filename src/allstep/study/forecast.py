@@ -3,8 +3,7 @@
 A trial says how long it should take (`Trial.seconds`); the pace is how much longer, or shorter,
 trials really take:
 
-    pace = seconds from the first line about steps to the last / seconds that this much of the work
-    should have taken
+    pace = seconds from the first line about steps to the last / seconds that this much of the work should have taken
 
 over all trials that have a record, of earlier calls too. So the first steps of the first trials
 give a forecast, and every step after makes it better. What a trial takes besides is measured, too:

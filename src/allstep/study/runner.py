@@ -2,15 +2,14 @@
 
 ```
         wanted(results) ──> not ended yet ──> a free lane ──> Child
-              ^                                                 |  its record: rule says stop?  ──>
-              let go, note └────────────── results <── outcome <─────────────┘  it ended: done,
-              failed (note), or cut
+              ^                                                 |  its record: rule says stop?  ──> let go, note
+              └────────────── results <── outcome <─────────────┘  it ended: done, failed (note), or cut
 ```
 
 What ended before, in this call or in an earlier one, is read from the folder and not run again. A
 trial without an end was cut: it goes on, where its command can. A trial that fails is noted with
 its last words, and the others go on. When the block ends, whether by its own end, an error or
-Ctrl-C, no process is left; when we are killed, the leashes see to that.
+Ctrl-C, no process is left; when we are killed, the supervisors end them.
 """
 
 import os

@@ -1,8 +1,7 @@
 """What a study asks: two functions of the results so far.
 
-    wanted(results)                 all trials that should be run as far as one knows now, the most
-    urgent first stop(trial, record, results)    why a running trial should end early; None: it
-    should not
+    wanted(results)                 all trials that should be run as far as one knows now, the most urgent first
+    stop(trial, record, results)    why a running trial should end early; None: it should not
 
 Both are pure. A grid wants the same trials whatever the results are. A search wants a first trial,
 and with its result a second; asked again with the same results it wants the same again. So a study

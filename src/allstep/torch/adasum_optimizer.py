@@ -1,10 +1,9 @@
 """The optimizer of `op=Adasum`: ranks combine their weight updates, not their gradients.
 
-Each rank makes the wrapped optimizer's step for a parameter as soon as its gradient is there, from
-its own gradient alone, and keeps the difference. The differences of all ranks are combined by
-Adasum: added where they point in different directions, averaged where they agree. `step()` then
-adds what came out to the weights from before. So the learning rate need not grow with the number of
-ranks.
+As soon as the gradient of a parameter is available, each rank makes the wrapped optimizer's step
+for it from its own gradient alone, and keeps the difference. Adasum combines the differences of all
+ranks: orthogonal ones are added, parallel ones are averaged. `step()` then adds the result to the
+weights from before. So the learning rate need not grow with the number of ranks.
 """
 
 from collections.abc import Callable
@@ -24,6 +23,10 @@ from allstep.torch.mpi_ops import Adasum, allreduce_async_, synchronize
 def make_adasum(
     optimizer: Optimizer, named: list[Named], compression: Any, passes: int, process_set: ProcessSet
 ) -> "_AdasumOptimizer":
+    """Return a new optimizer that combines the updates of `optimizer` by Adasum.
+
+    `passes`: backward passes per step. Raise NotImplementedError for a subset of the ranks.
+    """
     if process_set is not global_process_set:
         raise NotImplementedError(
             "op=hvd.Adasum works on the whole world only, not on a process set"
@@ -34,7 +37,7 @@ def make_adasum(
 
 
 class _AdasumOptimizer(Optimizer):
-    """What is added to the wrapped class."""
+    """The methods that are added to the wrapped optimizer's class."""
 
     def _attach(self, named: list[Named], compression: Any, passes: int) -> None:
         self._parameter_names = {parameter: name for name, parameter in named}
@@ -42,21 +45,21 @@ class _AdasumOptimizer(Optimizer):
         self.backward_passes_per_step = passes
         self.op = Adasum
         self.process_set = global_process_set
-        self._handles: dict[
-            Tensor, tuple[int, Tensor, Any]
-        ] = {}  # handle, what travels, how to decompress it
+        # For each parameter: handle, tensor that is sent, context for decompressing it.
+        self._handles: dict[Tensor, tuple[int, Tensor, Any]] = {}
         self._allreduce_delay: dict[Tensor, int] = {}
         for _, parameter in named:
             if parameter.requires_grad:
                 self._allreduce_delay[parameter] = passes
-                parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+                register = parameter.register_post_accumulate_grad_hook
+                register(self._note)  # type: ignore[no-untyped-call]
         keep_attached(self)
 
     def _attach_to_engine(self) -> None:
-        """Updates travel through whichever engine runs."""
+        """Do nothing: updates use whichever engine runs."""
 
     def _detach_from_engine(self) -> None:
-        """The engine closes: updates under way are dropped, with the gradients that they come from."""
+        """Drop the updates in progress, and the gradients that they come from."""
         for parameter, left in self._allreduce_delay.items():
             if left < self.backward_passes_per_step:
                 parameter.grad = None
@@ -64,10 +67,12 @@ class _AdasumOptimizer(Optimizer):
         self._reset_delays()
 
     def _note(self, parameter: Tensor) -> None:
+        """Count a backward pass of a parameter; start its update after the last one."""
         if parameter in self._handles:
+            name = self._parameter_names[parameter]  # type: ignore[index]
             raise AssertionError(
-                f"gradients of {self._parameter_names[parameter]} were computed more than backward_passes_per_step times before "  # type: ignore[index]
-                "the call to step(): raise backward_passes_per_step (it is"
+                f"gradients of {name} were computed more than backward_passes_per_step times before"
+                " the call to step(): raise backward_passes_per_step (it is"
                 f" {self.backward_passes_per_step})"
             )
         self._allreduce_delay[parameter] -= 1
@@ -75,22 +80,22 @@ class _AdasumOptimizer(Optimizer):
             self._start(parameter)
 
     def _start(self, parameter: Tensor) -> None:
-        """Step by ourselves, take the step back, and send what it was."""
+        """Make a step with our own gradient, undo it, and send the difference."""
         with torch.no_grad():
             before = parameter.detach().clone()
             self._step_alone(parameter)
             difference = parameter - before
             parameter.copy_(before)
-        travelling, context = self._compression.compress(difference.contiguous())
+        sent, context = self._compression.compress(difference.contiguous())
         name = self._parameter_names[parameter]  # type: ignore[index]
         self._handles[parameter] = (
-            allreduce_async_(travelling, name=name, op=Adasum),
-            travelling,
+            allreduce_async_(sent, name=name, op=Adasum),
+            sent,
             context,
         )
 
     def _step_alone(self, parameter: Tensor) -> None:
-        """The wrapped optimizer's step, for one parameter."""
+        """Make the wrapped optimizer's step for one parameter."""
         stashed = [group["params"] for group in self.param_groups]
         try:
             for group in self.param_groups:
@@ -101,29 +106,32 @@ class _AdasumOptimizer(Optimizer):
                 group["params"] = parameters
 
     def synchronize(self) -> None:
-        """Nothing to wait for: `step` does."""
+        """Do nothing: `step` waits."""
 
     def skip_synchronize(self) -> NoReturn:
+        """Raise AssertionError, since there are no reduced gradients."""
         raise AssertionError(
             "skip_synchronize cannot be used with op=hvd.Adasum: updates are combined, not"
             " gradients"
         )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Combine the updates of all ranks and apply them; return the closure's loss, if any."""
         loss = None if closure is None else closure()
         for parameter in self._allreduce_delay:
             if parameter not in self._handles:
                 self._start(parameter)
         with torch.no_grad():
-            for parameter, (handle, travelling, context) in self._handles.items():
+            for parameter, (handle, sent, context) in self._handles.items():
                 synchronize(handle)
-                difference = self._compression.decompress(travelling, context)
+                difference = self._compression.decompress(sent, context)
                 parameter.add_(difference.view(parameter.shape))
         self._handles.clear()
         self._reset_delays()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; raise AssertionError while updates are in progress."""
         if self._handles:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before"
@@ -132,6 +140,7 @@ class _AdasumOptimizer(Optimizer):
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
+        """Set how many backward passes are added up before a step."""
         self.backward_passes_per_step = passes
         self._reset_delays()
 

@@ -1,7 +1,7 @@
-"""Sending gradients in fewer bits: what is cast before a reduction and back after it.
+"""Compressors, which cast gradients to fewer bits before a reduction and back after it.
 
-A compressor is a class with two static methods; users may bring their own. Averages are formed in
-the compressed type, so fp16 can overflow where bf16, which has the range of float32, cannot.
+A compressor is a class with two static methods; users may provide their own. Averages are computed
+in the compressed type, so fp16 can overflow where bf16, which has the range of float32, cannot.
 """
 
 from typing import Any
@@ -11,21 +11,21 @@ from torch import Tensor
 
 
 class Compressor:
-    """What a compressor offers."""
+    """The interface of a compressor."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor to send, and what `decompress` needs to know."""
+        """Return the tensor to send, and a context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor that came back, as the caller wants it."""
+        """Return the received tensor in the form that the caller expects."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
@@ -37,7 +37,7 @@ class NoneCompressor(Compressor):
 
 
 class _Cast(Compressor):
-    """Sends floating-point tensors in another type; the others as they are."""
+    """Sends floating-point tensors in another type, other tensors unchanged."""
 
     dtype: torch.dtype
 
@@ -53,13 +53,13 @@ class _Cast(Compressor):
 
 
 class FP16Compressor(_Cast):
-    """Floating-point tensors travel in half precision."""
+    """Sends floating-point tensors in half precision."""
 
     dtype = torch.float16
 
 
 class BF16Compressor(_Cast):
-    """Floating-point tensors travel in bfloat16: half the bytes with the range of float32.
+    """Sends floating-point tensors in bfloat16: half the bytes with the range of float32.
 
     Not in Horovod.
     """

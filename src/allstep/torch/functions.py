@@ -1,7 +1,7 @@
-"""Bringing whole things to all ranks: parameters, the state of an optimizer, any object.
+"""Broadcasts and gathers of whole values: parameters, the state of an optimizer, any object.
 
-Objects travel as bytes of cloudpickle, so lambdas and classes of the main script can be sent. Only
-the ranks of this job can send them.
+Objects are sent as bytes of cloudpickle, so lambdas and classes of the main script can be sent.
+Only the ranks of this job can send them.
 """
 
 import io
@@ -23,9 +23,10 @@ from allstep.torch.ops_async import allgather_async, broadcast_async_
 
 
 def broadcast_parameters(params: Mapping[str, Tensor] | list[Any], root_rank: int) -> None:
-    """Give all ranks the root's values, in place. params:
+    """Copy the root's values to all ranks, in place.
 
-    `model.state_dict()`, or a list of (name, tensor) or of tensors.
+    `params`: `model.state_dict()`, or a list of (name, tensor) or of tensors. `root_rank`: the rank
+    whose values are sent.
     """
     named: list[tuple[str | None, Any]]
     if isinstance(params, Mapping):
@@ -46,7 +47,11 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's object on all ranks; the root gets its own back."""
+    """Return the root's object on all ranks; the root gets its own object back.
+
+    `obj` is ignored on other ranks than `root_rank` (default: 0). `name`: as for all operations,
+    see `allstep.torch` (default: "broadcast_object").
+    """
     name = name or "broadcast_object"
     is_root = rank() == root_rank
     data = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
@@ -59,7 +64,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, by rank."""
+    """Return a list of the objects of all ranks, by rank."""
     name = name or "allgather_object"
     data = _to_bytes(obj)
     lengths = allgather_async(torch.tensor([len(data)]), f"{name}.sz")
@@ -72,12 +77,12 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Give all ranks the root's state and options (learning rate and the like).
+    """Copy the root's optimizer state and options (such as the learning rate) to all ranks.
 
-    The root says what its state consists of, every rank makes room for what it does not have, and
-    the tensors follow. So no step is needed to bring a state into being: weights and gradients stay
-    as they are, and `model`, which Horovod needs for that step, is not used. A rank whose state has
-    more than the root's loses it.
+    The root sends a description of its state, every rank allocates the tensors that it lacks, and
+    the tensors follow. So no step is needed to create the state: weights and gradients do not
+    change, and `model`, which Horovod needs for that step, is not used. Entries that the root lacks
+    are removed.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
@@ -88,9 +93,8 @@ def broadcast_optimizer_state(
     described = _described(optimizer.state_dict()) if rank() == root_rank else None
     plan = broadcast_object(described, root_rank, "optimizer_state")
     _take_options(optimizer, plan["param_groups"])
-    with getattr(
-        optimizer, "whole_state", nullcontext
-    )():  # with share_weights a rank has only a part of it
+    # With share_weights a rank holds only a slice of the state.
+    with getattr(optimizer, "whole_state", nullcontext)():
         tensors = _take_state(optimizer, owners, plan["state"])
         seen: Counter[str] = Counter()
         handles = []
@@ -102,7 +106,7 @@ def broadcast_optimizer_state(
 
 @dataclass(frozen=True)
 class _Shape:
-    """Stands for a tensor that follows by itself."""
+    """The description of a tensor that is sent separately."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -113,7 +117,7 @@ class _Shape:
         return cls(tensor.shape, tensor.dtype, tensor.device.type == "cpu")
 
     def room(self, present: Any, owner: Any) -> Tensor:
-        """The tensor that is there if it fits, else a new one beside its owner."""
+        """Return the present tensor if it fits, else a new one on the device of its parameter."""
         device = (
             owner.device if isinstance(owner, Tensor) and not self.on_host else torch.device("cpu")
         )
@@ -127,7 +131,7 @@ class _Shape:
 
 
 def _described(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A state_dict with a description in place of each tensor, and options without the parameters."""
+    """Return a state_dict with descriptions instead of tensors, and options without parameters."""
     return {
         "state": {
             key: (
@@ -148,20 +152,21 @@ def _described(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_options(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Copy the root's options into the optimizer; raise ValueError for other parameter groups."""
     if len(groups) != len(optimizer.param_groups):
         raise ValueError(
             f"broadcast_optimizer_state: the root has {len(groups)} param groups, rank {rank()} has"
             f" {len(optimizer.param_groups)}"
         )
     for group, options in zip(optimizer.param_groups, groups, strict=True):
-        group.update(options)  # the same dict stays: schedulers and scripts hold on to it
+        # The dict stays the same object, since schedulers and scripts keep references to it.
+        group.update(options)
 
 
 def _take_state(
     optimizer: torch.optim.Optimizer, owners: list[Tensor], described: dict[Any, Any]
 ) -> list[tuple[str, Tensor]]:
-    """Make the state look like the root's; returns the tensors that are still to be filled, in an
-    order that all ranks share."""
+    """Give the state the root's structure; return the tensors to fill, ordered as on all ranks."""
     tensors = []
     keys = {number: owners[number] if isinstance(number, int) else number for number in described}
     for owner in [
@@ -188,7 +193,7 @@ def _taken(value: Any, present: Any, owner: Any) -> Any:
 
 
 def _wait_for(handles: Iterable[int]) -> None:
-    """All are begun before the first is waited for."""
+    """Start all operations, then wait for each."""
     for handle in list(handles):
         synchronize(handle)
 

@@ -1,5 +1,7 @@
-"""The group over which gradients travel: apart from the engine's, since hooks and the engine's
-thread work at the same time (D5)."""
+"""The process group for gradients.
+
+It is not the engine's group, since hooks and the engine's thread work at the same time (D5).
+"""
 
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.hvd.place import running
@@ -7,8 +9,10 @@ from allstep.hvd.process_sets import ProcessSet
 
 
 def gradient_group(process_set: ProcessSet) -> AllstepGroup:
-    """One for all optimizers of a process set; made when the first of them needs it, on all members
-    together."""
+    """Return the group that all optimizers of a process set share.
+
+    It is created on the first call, by all members together.
+    """
     number = process_set.process_set_id
     if number is None:
         raise ValueError(

@@ -1,5 +1,4 @@
-"""The engine as the torch front-end sees it: what goes wrong between ranks comes out as
-HorovodInternalError."""
+"""The engine as the torch front-end sees it: failures between ranks raise HorovodInternalError."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,16 +10,16 @@ from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.place import NOT_INITIALIZED
 
 
-def ask(request: Request) -> int:
-    """Hand over a request; a handle for `synchronize`. Never waits for other ranks."""
+def enqueue(request: Request) -> int:
+    """Submit a request and return a handle for `synchronize`. Never wait for other ranks."""
     try:
         return _running().enqueue(request)
     except CommError as error:
         raise HorovodInternalError(str(error)) from error
 
 
-def ask_group(requests: Sequence[Request]) -> int:
-    """Hand over several at once, under one handle."""
+def enqueue_group(requests: Sequence[Request]) -> int:
+    """Submit several requests at once, under one handle."""
     try:
         return _running().enqueue_group(requests)
     except CommError as error:
@@ -28,7 +27,7 @@ def ask_group(requests: Sequence[Request]) -> int:
 
 
 def perform(request: Request) -> Any:
-    """The result of a request; quicker than asking first and waiting then."""
+    """Submit a request and return its result; faster than `enqueue` and `synchronize`."""
     try:
         return _running().perform(request)
     except CommError as error:
@@ -36,13 +35,13 @@ def perform(request: Request) -> Any:
 
 
 def perform_group(requests: Sequence[Request]) -> tuple[Any, ...]:
-    """The results of several, one for each."""
-    results: tuple[Any, ...] = synchronize(ask_group(requests))
+    """Submit several requests and return their results."""
+    results: tuple[Any, ...] = synchronize(enqueue_group(requests))
     return results
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize` would return at once. ValueError for a handle that is not in use."""
+    """Return whether `synchronize` would return at once. Raise ValueError for an unknown handle."""
     current = engine.current()
     if current is None:
         raise ValueError(
@@ -52,7 +51,10 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for the result and free the handle. None for a handle that is not in use."""
+    """Wait for the result of an operation and release its handle.
+
+    Return None for an unknown handle.
+    """
     current = engine.current()
     if current is None:
         return None
@@ -70,8 +72,7 @@ def _running() -> Engine:
 
 
 class Unfinished(Mapping[int, Any]):
-    """The handles that nobody has waited for yet, as Horovod's `mpi_ops._handle_map`: to look at,
-    not to change."""
+    """The handles without `synchronize` so far, as Horovod's `mpi_ops._handle_map`. Read-only."""
 
     def __getitem__(self, handle: int) -> Any:
         return self._handles()[handle]

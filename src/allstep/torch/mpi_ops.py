@@ -1,8 +1,8 @@
 """All operations in the one place where Horovod has them: `from allstep.torch.mpi_ops import ...`.
 
-`ops_async` holds the calls that return a handle, `ops` those that wait and their gradients,
-`requests` what both ask the engine for; the rest is the same for every front-end and lives in
-`allstep.hvd`.
+`ops_async` has the calls that return a handle, `ops` the calls that wait, `autograd` their
+gradients, and `requests` makes the engine's requests for all of them. The rest is the same for
+every front-end and comes from `allstep.hvd`.
 """
 
 from allstep.hvd import basics as _basics
@@ -37,8 +37,7 @@ from allstep.hvd.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from allstep.torch.handles import _handle_map, poll, synchronize
-from allstep.torch.ops import (
+from allstep.torch.autograd import (
     HorovodAllgather,
     HorovodAllreduce,
     HorovodAlltoall,
@@ -47,6 +46,9 @@ from allstep.torch.ops import (
     HorovodGroupedAllreduce,
     HorovodGroupedReducescatter,
     HorovodReducescatter,
+)
+from allstep.torch.handles import _handle_map, poll, synchronize
+from allstep.torch.ops import (
     allgather,
     allreduce,
     allreduce_,

@@ -1,17 +1,8 @@
-"""The calls that only ask: each hands a request to the engine and returns a handle at once;
+"""The collectives that return at once: each submits a request to the engine and returns a handle;
 `synchronize(handle)` waits for the result.
 
-What every one of them promises, said once:
-
-* Ranks are matched by name, in any order. `name=None` takes the number of the handle as the name,
-  so all ranks must then have asked for equally many operations before.
-* With a trailing underscore the result is written into the tensor that was given; without, the
-  input is left alone. No autograd graph is made.
-* `process_set` says among whom; `root_rank` is a rank of the world even so.
-* A wrong argument is a ValueError here and nothing is asked; what goes wrong between ranks is a
-  HorovodInternalError, from `synchronize`.
-
-The signatures are Horovod's.
+The signatures are Horovod's; `allstep.torch` explains the arguments and the errors that all of
+them share. No autograd graph is made.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +12,7 @@ from torch import Tensor
 
 from allstep.engine import Kind, Request
 from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.torch.handles import ask, ask_group, perform, synchronize
+from allstep.torch.handles import enqueue, enqueue_group, perform, synchronize
 from allstep.torch.requests import (
     Average,
     broadcasting,
@@ -47,17 +38,10 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """postscale * reduction over ranks of (prescale * tensor); Average if nothing is said.
-
-    A new tensor.
-    """
-    how = (
-        handle_average_backwards_compatibility(op, average),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
-    return ask(reduction(tensor, None, named("allreduce", name), *how))
+    """Request a new tensor: postscale * reduction over ranks of (prescale * tensor)."""
+    op = handle_average_backwards_compatibility(op, average)
+    how = op, prescale_factor, postscale_factor, process_set
+    return enqueue(reduction(tensor, None, named("allreduce", name), *how))
 
 
 def allreduce_async_(
@@ -69,14 +53,10 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As `allreduce_async`, in place."""
-    how = (
-        handle_average_backwards_compatibility(op, average),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
-    return ask(reduction(tensor, tensor, named("allreduce", name), *how))
+    """Request the reduction of `allreduce_async` in place."""
+    op = handle_average_backwards_compatibility(op, average)
+    how = op, prescale_factor, postscale_factor, process_set
+    return enqueue(reduction(tensor, tensor, named("allreduce", name), *how))
 
 
 def grouped_allreduce_async(
@@ -88,18 +68,14 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Many tensors under one handle; none is reduced before all ranks have handed over all of them.
+    """Request the allreduce of several tensors under one handle; the result is a tuple.
 
-    The result is a tuple.
+    No tensor is reduced before all ranks have submitted all of them.
     """
-    how = (
-        handle_average_backwards_compatibility(op, average),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
+    op = handle_average_backwards_compatibility(op, average)
+    how = op, prescale_factor, postscale_factor, process_set
     names = group_names("grouped_allreduce", name, tensors)
-    return ask_group(
+    return enqueue_group(
         [reduction(tensor, None, each, *how) for tensor, each in zip(tensors, names, strict=True)]
     )
 
@@ -113,15 +89,11 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As `grouped_allreduce_async`, in place."""
-    how = (
-        handle_average_backwards_compatibility(op, average),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
+    """Request the reductions of `grouped_allreduce_async` in place."""
+    op = handle_average_backwards_compatibility(op, average)
+    how = op, prescale_factor, postscale_factor, process_set
     names = group_names("grouped_allreduce", name, tensors)
-    return ask_group(
+    return enqueue_group(
         [reduction(tensor, tensor, each, *how) for tensor, each in zip(tensors, names, strict=True)]
     )
 
@@ -129,8 +101,10 @@ def grouped_allreduce_async_(
 def sparse_allreduce_async(
     tensor: Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Not a handle but a function that waits and returns the sum (or average) as an uncoalesced
-    sparse tensor."""
+    """Request the sum or average of sparse tensors.
+
+    Return a function instead of a handle: it waits and returns an uncoalesced sparse tensor.
+    """
     indices = allgather_async(tensor._indices().t(), f"{name}.indices", process_set)
     values = allgather_async(tensor._values(), f"{name}.values", process_set)
 
@@ -153,9 +127,11 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Reduce, and keep our share of the rows; the first ranks get one row more where they do not
-    come out even."""
-    return ask(
+    """Request a reduction of which each rank gets some rows.
+
+    Rows are distributed in the order of the ranks; the first ranks get one more if they are uneven.
+    """
+    return enqueue(
         scattering(
             tensor, named("reducescatter", name), op, process_set, prescale_factor, postscale_factor
         )
@@ -170,33 +146,33 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Many tensors under one handle; the result is a tuple."""
+    """Request the reducescatter of several tensors under one handle; the result is a tuple."""
     how = op, process_set, prescale_factor, postscale_factor
     names = group_names("grouped_reducescatter", name, tensors)
-    return ask_group(
+    return enqueue_group(
         [scattering(tensor, each, *how) for tensor, each in zip(tensors, names, strict=True)]
     )
 
 
-# Moving
+# Operations without arithmetic
 
 
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """The rows of all ranks, in the order of the ranks.
+    """Request the rows of all ranks, in the order of the ranks.
 
-    The number of rows may differ, other dimensions may not.
+    The number of rows may differ between ranks, other dimensions may not.
     """
-    return ask(gathering(tensor, named("allgather", name), process_set))
+    return enqueue(gathering(tensor, named("allgather", name), process_set))
 
 
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Many tensors under one handle; the result is a tuple."""
+    """Request the allgather of several tensors under one handle; the result is a tuple."""
     names = group_names("grouped_allgather", name, tensors)
-    return ask_group(
+    return enqueue_group(
         [gathering(tensor, each, process_set) for tensor, each in zip(tensors, names, strict=True)]
     )
 
@@ -207,8 +183,8 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """The root's tensor, as a new one."""
-    return ask(broadcasting(tensor, None, root_rank, name, process_set))
+    """Request the root's tensor, as a new tensor."""
+    return enqueue(broadcasting(tensor, None, root_rank, name, process_set))
 
 
 def broadcast_async_(
@@ -217,8 +193,8 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """The root's values, in place."""
-    return ask(broadcasting(tensor, tensor, root_rank, name, process_set))
+    """Request the root's values, in place."""
+    return enqueue(broadcasting(tensor, tensor, root_rank, name, process_set))
 
 
 def alltoall_async(
@@ -227,25 +203,27 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Send `splits[i]` rows to rank i of the set, equal parts without `splits`.
+    """Request to send `splits[i]` rows to rank i; the result is (output, received_splits).
 
-    The result is (output, received_splits).
+    `splits`: an int32 tensor or a list with one number per rank of the set; default: equally many
+    rows for each rank.
     """
-    return ask(exchanging(tensor, splits, name, process_set))
+    return enqueue(exchanging(tensor, splits, name, process_set))
 
 
-# Meeting: these wait
+# Operations that wait
 
 
 def join(device: int = -1) -> int:
-    """ "I have no more data": take part with zeros in the others' allreduces until all have joined.
+    """Contribute zeros to the other ranks' allreduces until all ranks have joined.
 
-    The rank that joined last.
+    For a rank without further data. Return the rank that joined last. `device`: the GPU for the
+    zeros; -1 (default) is the CPU.
     """
     last: int = perform(Request(Kind.JOIN, device=device))
     return last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all ranks of the set are here. Operations under way are not waited for."""
+    """Wait until all ranks of the set have called it. Operations in progress are not waited for."""
     perform(Request(Kind.BARRIER, process_set=number_of(process_set)))

@@ -1,26 +1,27 @@
 """`DistributedOptimizer`: any torch optimizer, with the gradients of all ranks.
 
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    loss.backward()            # hooks note which gradients are there; between hosts they already
-    travel optimizer.step()           # synchronize(): gradients become their mean over the ranks;
-    then the wrapped optimizer's own step
+    loss.backward()     # hooks record which gradients are available; between hosts, their
+                        # reduction already starts
+    optimizer.step()    # synchronize() replaces gradients by their mean over the ranks; then
+                        # comes the wrapped optimizer's own step
 
-What comes back is a new object of a new class: a subclass of the wrapped optimizer's, with the same
-name, whose `step` synchronises first. It shares the parameter groups and the state of the wrapped
-one.
+The result is a new object of a new class: a subclass of the wrapped optimizer's class, with the
+same name, whose `step` synchronizes first. It shares the parameter groups and the state of the
+wrapped optimizer.
 
-The gradients do not go through the engine: nothing is negotiated in a step (see
-`allstep.parallel.exchange`). Only sparse gradients, whose sizes differ from rank to rank, are
-gathered by name.
+Gradients bypass the engine: a step needs no negotiation (see `allstep.parallel.exchange`). Only
+sparse gradients, whose sizes differ between ranks, are gathered by name.
 
-Beyond Horovod: samples behind a loss, steps in two parts, norms and clipping, one copy of the
-weights per host: see `allstep.parallel.replicated`.
+Beyond Horovod: numbers of samples behind a loss, steps in two phases, norms and clipping, one copy
+of the weights per host; see `allstep.parallel.replicated`.
 """
 
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -70,7 +71,8 @@ _TWICE = (
     " optimizer.skip_synchronize(): optimizer.step()`"
 )
 _TIMELINE = TimelineListener()
-_numbers = count()  # of the optimizers of this process: they tell them apart on all ranks
+# Numbers of the optimizers of this process, the same on all ranks.
+_numbers = count()
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -87,19 +89,22 @@ def DistributedOptimizer(  # noqa: N802
     *,
     share_weights: bool = False,
 ) -> Any:
-    """An optimizer like `optimizer` whose `step` uses the gradients of all ranks.
+    """Return an optimizer like `optimizer` whose `step` uses the gradients of all ranks.
 
-    named_parameters: names by which ranks match their parameters; without them their order counts.
-    compression: what gradients are turned into while they travel. backward_passes_per_step: how
-    many backward passes add up before a step; their sum counts, not their mean. op: Average, Sum,
-    or Adasum, which combines the updates of ranks by how much they point the same way.
-    gradient_predivide_factor: part of the division of an average that is done before adding,
-    against overflow of small floats. num_groups, groups: Horovod's ways to say what travels
-    together. Checked and kept; here small gradients always travel together. sparse_as_dense: reduce
-    sparse gradients as dense ones; they come back sparse. process_set: the ranks whose gradients
-    count. share_weights: one copy of the weights for all ranks of a host, each rank updates a part
-    (see `parallel.updates`). Weights may then
-        be changed by the optimizer only.
+    - `named_parameters`: names by which the ranks match their parameters. Default: match by order.
+    - `compression`: the compressor for gradients while they are sent. Default: none.
+    - `backward_passes_per_step`: backward passes whose gradients are added (not averaged) before a
+      step. Default: 1.
+    - `op`: Average (default), Sum, or Adasum, which combines the updates of the ranks by how
+      parallel they are.
+    - `gradient_predivide_factor`: the part of an average's division that happens before the sum,
+      against overflow of small floats. Default: 1.0.
+    - `num_groups`, `groups`: Horovod's options for which gradients are reduced together. They are
+      checked and kept; here small gradients are always reduced together.
+    - `sparse_as_dense`: reduce sparse gradients as dense ones; the results are sparse.
+    - `process_set`: the ranks whose gradients are reduced. Default: all ranks.
+    - `share_weights`: keep one copy of the weights for all ranks of a host; each rank updates a
+      slice of them (see `parallel.updates`). Then only the optimizer may change weights.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError(
@@ -114,38 +119,33 @@ def DistributedOptimizer(  # noqa: N802
     if op == Adasum and size() > 1:
         return make_adasum(optimizer, named, compression, backward_passes_per_step, process_set)
     if op not in (*_KINDS, Adasum):
-        raise ValueError(f"op={op} is no reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
+        raise ValueError(f"op={op} is not a reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
     update = _by_owners(optimizer, op, compression) if share_weights and size() > 1 else None
-    replicas = Replicas(
-        named,
-        lambda: gradient_group(process_set),
-        _next_key(),
-        # Owners add where gradients lie, so they must lie somewhere.
-        _rule(op, compression, sparse_as_dense or update is not None),
-        backward_passes_per_step,
-        _TIMELINE,
-        # Who will get the gradients of shared weights is known when `step` or `synchronize` is
-        # called.
-        None if update is None else False,
-    )
+    # Owners reduce gradients in their memory, so all gradients must be dense.
+    rule = _rule(op, compression, sparse_as_dense or update is not None)
+    replicas = _replicas(named, process_set, rule, backward_passes_per_step, update)
     made = wrapped(optimizer, Distributed, **ratio_methods(optimizer, update))
-    made._attach(
-        replicas,
-        update,
-        split_groups(named, groups),
-        compression,
-        op,
-        gradient_predivide_factor,
-        process_set,
-    )
+    of_horovod = compression, op, gradient_predivide_factor, process_set
+    made._attach(replicas, update, split_groups(named, groups), *of_horovod)
     if update is not None:
         with horovods_errors():
             update.sharing(made)
     return made
 
 
+def _replicas(
+    named: list[Named], process_set: ProcessSet, rule: Rule, passes: int, update: Update | None
+) -> Replicas:
+    """Return the description of the replicas; `passes`: backward passes per step."""
+    # Which ranks get the gradients of shared weights is known when `step` or `synchronize` is
+    # called, so they are not reduced during backward().
+    overlap = None if update is None else False
+    group = partial(gradient_group, process_set)
+    return Replicas(named, group, _next_key(), rule, passes, _TIMELINE, overlap)
+
+
 def _next_key() -> str:
-    """The same on all ranks: optimizers are told apart by the order in which they were made."""
+    """Return a key that is the same on all ranks, from the order in which optimizers are made."""
     return f"optimizer/{next(_numbers)}"
 
 
@@ -163,19 +163,19 @@ def _rule(op: int, compression: Any, densify: bool) -> Rule:
 def _by_owners(optimizer: Optimizer, op: int, compression: Any) -> ByOwners:
     if op not in (Average, Sum) or compression is not Compression.none:
         raise ValueError(
-            "share_weights works with op=hvd.Average or hvd.Sum and without compression: nothing"
-            " else is added where it lies"
+            "share_weights works with op=hvd.Average or hvd.Sum and without compression: only"
+            " these are reduced in shared memory"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
-            "share_weights does not work with LBFGS, which moves all parameters as one"
+            "share_weights does not work with LBFGS, which updates all parameters as one vector"
         )
     return ByOwners(type(optimizer))
 
 
 @contextmanager
 def horovods_errors() -> Iterator[None]:
-    """What goes wrong between ranks within it is raised as Horovod's error."""
+    """Raise failures between ranks within the block as Horovod's error."""
     try:
         yield
     except CommError as error:
@@ -183,9 +183,9 @@ def horovods_errors() -> Iterator[None]:
 
 
 class Distributed(ReplicatedOptimizer):
-    """What is added to the wrapped class:
+    """The methods that are added to the wrapped class: Horovod's API.
 
-    Horovod's API. Attributes with Horovod's names are those that scripts are known to look at.
+    Attributes with Horovod's names are those that scripts are known to read.
     """
 
     def _attach(
@@ -210,7 +210,7 @@ class Distributed(ReplicatedOptimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes add up before a step."""
+        """How many backward passes are added up before a step."""
         return self._replicas.passes
 
     @backward_passes_per_step.setter
@@ -224,9 +224,9 @@ class Distributed(ReplicatedOptimizer):
     # From init() to shutdown()
 
     def _attach_to_engine(self) -> None:
-        """Belong to the engine that runs now.
+        """Use the engine that runs now.
 
-        The group follows at the first reduction, where all ranks come together.
+        The group follows at the first reduction, in which all ranks participate.
         """
         self._steps = 0
         is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
@@ -234,10 +234,10 @@ class Distributed(ReplicatedOptimizer):
         if self._reduces:
             if not self._requires_update:
                 self._register_hooks()
-            running().on_notice(self._replicas.key, self._take_part)
+            running().on_notice(self._replicas.key, self._participate)
 
     def _detach_from_engine(self) -> None:
-        """The engine closes: drop the step that is under way, if any, and the group."""
+        """Drop the step in progress, if any, and the group; the engine closes next."""
         self._detach_replicas()
 
     # Reducing
@@ -245,14 +245,15 @@ class Distributed(ReplicatedOptimizer):
     def synchronize(self) -> None:
         """Wait until the gradients are those of all ranks.
 
-        `step` calls it; call it yourself to look at them before (clipping).
+        `step` calls it. Call it before `step` to use the gradients in between, for example for
+        clipping.
         """
         self._check_not_reduced("synchronize")
         with horovods_errors():
             self._reduce_all()
 
     def reduce_gradients(self) -> None:
-        """The first part of a step; see `allstep.parallel.replicated`."""
+        """Do the first phase of a step; see `allstep.parallel.replicated`."""
         with horovods_errors():
             super().reduce_gradients()
 
@@ -261,12 +262,12 @@ class Distributed(ReplicatedOptimizer):
             return super()._apply(closure)
 
     def _begin_step(self) -> None:
-        """Tell that a step begins: ranks that have joined take part in it."""
+        """Announce a step: ranks that have joined participate in it."""
         self._steps += 1
         running().notice(self._replicas.key, self._steps)
 
-    def _take_part(self, number: int) -> None:
-        """This rank has joined; the others take a step."""
+    def _participate(self, number: int) -> None:
+        """Contribute zeros to a step of the other ranks; called once this rank has joined."""
         self._steps = number
         if self._shares_weights:
             # A rank that has joined owns a slice that the others' step needs it to update.
@@ -286,12 +287,14 @@ class Distributed(ReplicatedOptimizer):
             return
         for _, parameter in exchange.densified:
             assert parameter.grad is not None
-            parameter.grad = parameter.grad.to_sparse(
-                1
-            )  # it came in sparse, and SparseAdam takes nothing else
+            # The gradient was sparse before, and SparseAdam accepts only sparse gradients.
+            parameter.grad = parameter.grad.to_sparse(1)
 
     def _reduce_sparse(self, sparse: Sequence[Named], exchange: Exchange) -> list[Tensor]:
-        """Of these parameters, by name. Returns what comes out; our own are measured on the way."""
+        """Reduce the sparse gradients of these parameters by name, and return the results.
+
+        Also measures our own gradients if norms are requested.
+        """
         waiting = []
         for name, parameter in sparse:
             gradient = parameter.grad
@@ -302,12 +305,8 @@ class Distributed(ReplicatedOptimizer):
             if exchange.own is not None:
                 exchange.own.add(values_of(gradient))
             op = Average if self.op == Average else Sum
-            waiting.append(
-                (
-                    parameter,
-                    sparse_allreduce_async(gradient, name, op, process_set=self.process_set),
-                )
-            )
+            finish = sparse_allreduce_async(gradient, name, op, process_set=self.process_set)
+            waiting.append((parameter, finish))
         for parameter, finish in waiting:
             parameter.grad = finish()
         return [parameter.grad for _, parameter in sparse if parameter.grad is not None]
@@ -315,8 +314,10 @@ class Distributed(ReplicatedOptimizer):
     # torch's own methods
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The wrapped optimizer's step, on the gradients of all ranks: with a closure, on those of
-        each of its evaluations."""
+        """Make the wrapped optimizer's step on the gradients of all ranks.
+
+        With a closure, each of its evaluations uses the gradients of all ranks.
+        """
         self._check_not_reduced("step")
         if self._shares_weights:
             return self._step_by_owners(closure)
@@ -342,19 +343,21 @@ class Distributed(ReplicatedOptimizer):
         return loss
 
     def _synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a closure that also reduces the gradients."""
+
         def evaluate() -> Any:
             loss = closure()
             self.synchronize()
             self._synchronized = False
-            if isinstance(
-                self, torch.optim.LBFGS
-            ):  # its steps depend on the loss, so that has to be everybody's
+            # The steps of LBFGS depend on the loss, so all ranks must use the same loss.
+            if isinstance(self, torch.optim.LBFGS):
                 loss = allreduce(torch.as_tensor(loss).detach(), process_set=self.process_set)
             return loss
 
         return evaluate
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; raise AssertionError while they are being reduced."""
         if self._handles:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step()"
@@ -363,7 +366,7 @@ class Distributed(ReplicatedOptimizer):
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Further parameters.
+        """Add parameters, as torch's `add_param_group` does.
 
         Without names of their own they are numbered as those of an optimizer without names.
         """
@@ -376,12 +379,14 @@ class Distributed(ReplicatedOptimizer):
                 self._watch(parameter)
         self._drop_exchange()
 
-    # Horovod's
+    # Horovod's own methods
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it `step` does not synchronise: for gradients that were synchronised, and perhaps
-        clipped, by hand."""
+        """Skip the synchronization in `step` within the block.
+
+        For gradients that were synchronized, and perhaps clipped, by the caller.
+        """
         self._should_synchronize = False
         try:
             yield

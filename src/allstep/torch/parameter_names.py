@@ -12,9 +12,9 @@ from allstep.parallel.exchange import Named
 
 
 def check_names(optimizer: Optimizer, given: Iterable[tuple[str, Parameter]] | None) -> list[Named]:
-    """Every parameter of the optimizer with its name, in the optimizer's order.
+    """Return every parameter of the optimizer with its name, in the optimizer's order.
 
-    Without names they are numbered.
+    Without given names the parameters are numbered.
     """
     names = _numbered(optimizer) if given is None else _given(list(given))
     found = {}
@@ -35,6 +35,7 @@ def check_names(optimizer: Optimizer, given: Iterable[tuple[str, Parameter]] | N
 
 
 def parameters_of(optimizer: Optimizer) -> list[Parameter]:
+    """Return the parameters of all groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -64,8 +65,10 @@ def _given(given: list[Any]) -> dict[int, str]:
 def split_groups(
     named: Sequence[Named], groups: int | Sequence[Sequence[Tensor]] | None
 ) -> list[list[Parameter]] | None:
-    """Horovod's groups: a number of them, in the order of the parameters, or lists; parameters in
-    none are left to themselves."""
+    """Return Horovod's groups of parameters; parameters in no group are reduced separately.
+
+    `groups`: the number of groups, in the order of the parameters, or lists of parameters.
+    """
     if groups is None:
         return None
     if isinstance(groups, (list, tuple)):

@@ -1,8 +1,7 @@
-"""From the arguments of a collective to what the engine is asked for: names, numbers of sets and
+"""From the arguments of a collective to the engine's request: names, numbers of process sets and
 operations, checks of types.
 
-What can be wrong with shapes, roots and splits, the engine checks. Nothing is asked for when a
-check fails.
+The engine checks shapes, roots and splits. No request is sent if a check fails.
 """
 
 from collections.abc import Sequence
@@ -17,9 +16,8 @@ from allstep.hvd.place import size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.util import get_average_backwards_compatibility_fun, num_rank_is_power_2
 
-Average, Sum, Adasum, Min, Max, Product = (
-    int(op) for op in Op
-)  # plain numbers: scripts compare, print and pickle them
+# Plain numbers, since scripts compare, print and pickle them.
+Average, Sum, Adasum, Min, Max, Product = (int(op) for op in Op)
 
 
 class _ReduceOps:
@@ -38,7 +36,7 @@ def reduction(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> Request:
-    """For allreduce."""
+    """Return the request of an allreduce."""
     if op == Adasum:
         _check_adasum(process_set)
     kind = Kind.ADASUM if op == Adasum else Kind.ALLREDUCE
@@ -62,7 +60,7 @@ def scattering(
     prescale_factor: float,
     postscale_factor: float,
 ) -> Request:
-    """For reducescatter."""
+    """Return the request of a reducescatter."""
     return request(
         Kind.REDUCESCATTER,
         name,
@@ -75,14 +73,14 @@ def scattering(
 
 
 def gathering(tensor: Tensor, name: str, process_set: ProcessSet) -> Request:
-    """For allgather."""
+    """Return the request of an allgather."""
     return request(Kind.ALLGATHER, name, tensor, process_set)
 
 
 def broadcasting(
     tensor: Tensor, output: Tensor | None, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Request:
-    """For broadcast."""
+    """Return the request of a broadcast."""
     return request(
         Kind.BROADCAST,
         named("broadcast", name),
@@ -96,7 +94,7 @@ def broadcasting(
 def exchanging(
     tensor: Tensor, splits: Sequence[int] | Tensor | None, name: str | None, process_set: ProcessSet
 ) -> Request:
-    """For alltoall."""
+    """Return the request of an alltoall."""
     return request(
         Kind.ALLTOALL, named("alltoall", name), tensor, process_set, splits=_parts(splits)
     )
@@ -105,7 +103,7 @@ def exchanging(
 def request(
     kind: Kind, name: str, tensor: Tensor, process_set: ProcessSet, **fields: Any
 ) -> Request:
-    """Any operation on a tensor."""
+    """Return the request of any operation on a tensor; raise TypeError for other inputs."""
     if not isinstance(tensor, Tensor):
         raise TypeError(
             f"{kind.name.lower()} of {type(tensor).__name__}: expected a tensor, e.g."
@@ -115,7 +113,7 @@ def request(
 
 
 def number_of(process_set: ProcessSet) -> int:
-    """By which the engine knows a set."""
+    """Return the number by which the engine knows a process set."""
     if process_set.process_set_id is None:
         raise TypeError(
             f"{process_set} has no number: give it to hvd.init(process_sets=[...]) or"
@@ -125,12 +123,12 @@ def number_of(process_set: ProcessSet) -> int:
 
 
 def named(prefix: str, name: str | None) -> str:
-    """The name by which ranks find each other; empty lets the engine number it."""
+    """Return the full name by which ranks match an operation; "" lets the engine number it."""
     return f"{prefix}.{name}" if name else ""
 
 
 def group_names(prefix: str, name: str | None, tensors: Sequence[Tensor]) -> list[str]:
-    """One for each tensor of a group."""
+    """Return a full name for each tensor of a group."""
     if not len(tensors):
         raise ValueError(f"{prefix} needs a list with at least one tensor")
     return [
@@ -148,7 +146,7 @@ def _operation(number: int) -> Op:
 
 
 def _check_adasum(process_set: ProcessSet) -> None:
-    """Adasum pairs ranks, and pairs of pairs."""
+    """Raise NotImplementedError unless the ranks form pairs, and pairs of pairs."""
     num_ranks = size()
     if process_set is not global_process_set:
         raise NotImplementedError(f"Adasum works on all ranks, not on {process_set}")
@@ -159,7 +157,7 @@ def _check_adasum(process_set: ProcessSet) -> None:
 
 
 def _parts(splits: Sequence[int] | Tensor | None) -> tuple[int, ...] | None:
-    """The splits as numbers, None for equal parts."""
+    """Return the splits as numbers; None for equal splits."""
     if splits is None:
         return None
     if isinstance(splits, Tensor) and (splits.dtype != torch.int32 or splits.dim() > 1):

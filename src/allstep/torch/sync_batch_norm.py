@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, where Horovod has it.
+"""Batch normalization over the batches of all ranks, under Horovod's module name.
 
 The class is `allstep.norm`'s, and works on CPU too.
 """

@@ -1,4 +1,4 @@
-"""A process's access to the store."""
+"""The client of the store: one per process, with one connection per thread."""
 
 import contextlib
 import os
@@ -19,24 +19,27 @@ from allstep.wire.frames import (
     unpack,
 )
 from allstep.wire.handshake import Busy, WrongToken, introduce
-from allstep.wire.patience import HOUR, bounded, checked
+from allstep.wire.timeouts import HOUR, bounded, checked
 
 
 class KeysLate(TimeoutError):
-    """Keys that nobody set in time."""
+    """A `get` or `wait` timed out; `keys` lists the keys that are not set."""
 
     def __init__(self, keys: list[str]) -> None:
-        super().__init__(f"nobody set {', '.join(keys)} in time")
+        super().__init__(f"timed out waiting for keys that are not set: {', '.join(keys)}")
         self.keys = keys
 
 
 class Client:
-    """A process's access to the store. The server may be known under several addresses: the first
-    that answers is taken.
+    """A process's access to the store.
 
-    Raises ConnectionError when none can be reached in `timeout` seconds or the store goes away,
-    PermissionError when it does not accept the token or cannot prove that it knows it, TimeoutError
-    (with `keys`) when a key does not come.
+    `addresses` may list several (host, port) pairs of one server: the client uses the first that
+    answers. `token` is the secret of the run. `timeout` is the number of seconds to wait for a
+    first connection (default 30).
+
+    Raises ConnectionError if no address answers within `timeout` seconds or the store ends,
+    PermissionError if the server rejects the token or cannot prove that it knows it, and KeysLate
+    (a TimeoutError with `keys`) if a key is not set in time.
     """
 
     def __init__(
@@ -46,105 +49,128 @@ class Client:
         self._token = token
         self._timeout = checked(timeout)
         self._local = threading.local()
-        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # of all threads
+        # The connections of all threads.
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._abandoned = False
-        self._met = False
+        self._was_connected = False
         self._socket()
-        self._met = True
+        self._was_connected = True
 
     @property
     def local_address(self) -> str:
-        """The address of ours that routes to the store."""
+        """Return the address of this host that routes to the store."""
         return plain_address(self._socket().getsockname()[0])
 
     @property
     def server_address(self) -> tuple[str, int]:
-        """The address at which the store answered."""
+        """Return the address at which the store answered."""
         name = self._socket().getpeername()
         return plain_address(name[0]), name[1]
 
     def set(self, key: str, value: bytes) -> None:
-        self._ask("set", key, value)
+        """Set a key, and replace its value if it has one."""
+        self._request("set", key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
-        """The value of a key, as soon as it is there."""
-        return self._ask_and_wait("get", [key], timeout)[0]
+        """Wait until a key is set, at most `timeout` seconds (KeysLate), and return its value."""
+        return self._request_and_wait("get", [key], timeout)[0]
 
     def get_all(self, keys: Sequence[str], timeout: float) -> list[bytes]:
-        """The values of several keys, as soon as all are there."""
-        return self._ask_and_wait("get", keys, timeout)
+        """Wait until all keys are set, at most `timeout` seconds, and return their values."""
+        return self._request_and_wait("get", keys, timeout)
 
     def wait(self, keys: Sequence[str], timeout: float) -> None:
-        """Return when all keys are there."""
-        self._ask_and_wait("wait", keys, timeout)
+        """Wait until all keys are set, at most `timeout` seconds (KeysLate)."""
+        self._request_and_wait("wait", keys, timeout)
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._ask("add", key, b"%d" % amount)[0])
+        """Add to a counter of 64 bits, which starts at 0, and return its new value."""
+        return int(self._request("add", key, b"%d" % amount)[0])
 
     def append(self, key: str, value: bytes) -> None:
-        self._ask("append", key, value)
+        """Append to the value of a key; set it if it is absent."""
+        self._request("append", key, value)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        return self._ask("compare_set", key, expected, desired)[0]
+        """Set a key to `desired` if its value is `expected`, and return its value afterwards.
+
+        As in torch's stores, an absent key equals an empty `expected`.
+        """
+        return self._request("compare_set", key, expected, desired)[0]
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask("check", *keys) == [b"1"]
+        """Return whether all keys are set now."""
+        return self._request("check", *keys) == [b"1"]
 
     def delete(self, key: str) -> bool:
-        return self._ask("delete", key) == [b"1"]
+        """Delete a key; return whether it was set."""
+        return self._request("delete", key) == [b"1"]
 
     def count(self) -> int:
-        return int(self._ask("count")[0])
+        """Return the number of keys."""
+        return int(self._request("count")[0])
 
     def keys(self, prefix: str = "") -> list[str]:
-        return sorted(key.decode() for key in self._ask("keys", prefix))
+        """Return the keys that begin with `prefix`, sorted."""
+        return sorted(key.decode() for key in self._request("keys", prefix))
 
     def close(self) -> None:
-        """End this thread's connection."""
+        """Close this thread's connection; the next request opens another."""
         sock = getattr(self._local, "sock", None)
         if sock is not None:
             sock.close()
             self._local.sock = None
 
     def close_all(self) -> None:
-        """End the connections of all threads, for good."""
+        """Close the connections of all threads permanently."""
         self.abandon()
         for sock in list(self._open):
             sock.close()
 
     def abandon(self) -> None:
-        """Whoever still waits for the store, in any thread, gets a ConnectionError now, and nobody
-        connects again."""
+        """Raise ConnectionError now in every thread that waits for the store, and in later calls.
+
+        No thread connects again.
+        """
         self._abandoned = True
         for sock in list(self._open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _ask_and_wait(self, operation: str, keys: Sequence[str], timeout: float) -> Fields:
-        """Ask for an hour at a time, so that no wait is too long for the kernel, here or there."""
+    def _request_and_wait(self, operation: str, keys: Sequence[str], timeout: float) -> Fields:
+        """Wait for keys in requests of at most an hour, which the timers of both kernels can count.
+
+        The socket's timeout is 10 s longer than the request's, so that the reply "late" arrives.
+        """
         end = time.monotonic() + checked(timeout)
         while (left := end - time.monotonic()) > HOUR:
             with contextlib.suppress(KeysLate):
-                return self._ask(operation, b"%f" % HOUR, *keys, patience=HOUR + 10.0)
-        return self._ask(operation, b"%f" % left, *keys, patience=max(0.0, left) + 10.0)
+                return self._request(operation, b"%f" % HOUR, *keys, timeout=HOUR + 10.0)
+        return self._request(operation, b"%f" % left, *keys, timeout=max(0.0, left) + 10.0)
 
-    def _ask(self, operation: str, *arguments: str | bytes, patience: float = 30.0) -> Fields:
+    def _request(self, operation: str, *arguments: str | bytes, timeout: float = 30.0) -> Fields:
+        """Send a request and return the values of its reply; `timeout` is the socket's, in seconds.
+
+        Raises KeysLate and ValueError for replies with that status, ConnectionError for a lost
+        store.
+        """
+        status, *values = self._exchange(_frame(operation, arguments), timeout)
+        if status == b"late":
+            raise KeysLate([key.decode() for key in values])
+        if status == b"bad":
+            raise ValueError(f"the store refused {operation}: {values[0].decode()}")
+        return values
+
+    def _exchange(self, frame: bytes, timeout: float) -> Fields:
+        """Send a frame and return the fields of the reply."""
         sock = self._socket()
-        fields = [
-            item.encode() if isinstance(item, str) else item for item in (operation, *arguments)
-        ]
-        frame = pack(fields)
-        if (nbytes := len(frame) - LENGTH.size) > MAX_FRAME:
-            raise ValueError(
-                f"{operation} of {nbytes} bytes: the store takes at most {MAX_FRAME} at a time"
-            )
         try:
-            # Each call is a system call, and most requests have the same patience.
-            if sock.gettimeout() != patience:
-                sock.settimeout(patience)
+            # settimeout is a system call, and most requests have the same timeout.
+            if sock.gettimeout() != timeout:
+                sock.settimeout(timeout)
             sock.sendall(frame)
-            status, *values = unpack(receive_reply(sock))
-        # a reply may be under way: this connection can no longer be trusted to alternate
+            return unpack(receive_reply(sock))
+        # A reply may still be in flight, so requests and replies no longer alternate here.
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -152,14 +178,12 @@ class Client:
                     f"the store at {format_addresses(self._addresses)} is gone: {error}"
                 ) from error
             raise
-        if status == b"late":
-            raise KeysLate([key.decode() for key in values])
-        if status == b"bad":
-            raise ValueError(f"the store refused {operation}: {values[0].decode()}")
-        return values
 
     def _socket(self) -> socket.socket:
-        """This thread's connection; a new one after a fork, since two processes cannot share one."""
+        """Return this thread's connection, opened if needed.
+
+        A forked process opens a new one, since two processes cannot share a connection.
+        """
         sock: socket.socket | None = getattr(self._local, "sock", None)
         if sock is None or self._local.pid != os.getpid():
             sock = self._connect()
@@ -168,30 +192,32 @@ class Client:
         return sock
 
     def _connect(self) -> socket.socket:
+        """Open an authenticated connection to the first address that answers."""
         if self._abandoned:
-            raise ConnectionError("the store was left: this process ends")
+            raise ConnectionError("this process has abandoned the store")
         started, busy = time.monotonic(), False
         each = bounded(self._timeout if len(self._addresses) == 1 else min(self._timeout, 3.0))
         while True:
             reasons = []
             for address in self._addresses:
                 try:
-                    sock = _greet(address, self._token, each)
+                    sock = _open_connection(address, self._token, each)
                 except WrongToken:
                     if len(self._addresses) == 1:
                         raise
-                    reasons.append(f"{format_addresses([address])}: somebody else's store")
+                    reasons.append(f"{format_addresses([address])}: the store of another run")
                 # UnicodeError: a host name that cannot be looked up, such as "a..b".
                 except (OSError, UnicodeError) as error:
                     busy = isinstance(error, Busy)
                     reasons.append(f"{format_addresses([address])}: {error}")
                 else:
-                    self._addresses = [address]  # further threads need not search again
+                    # Further threads need not try the other addresses.
+                    self._addresses = [address]
                     return sock
-            # A store that we knew and that no longer listens will not come back: only the first
-            # meeting, and a store that is busy with strangers, are worth waiting for.
-            patience = self._timeout if busy or not self._met else 0.0
-            if time.monotonic() + 0.05 > started + patience:
+            # A store that was connected before and no longer listens will not come back. Retry
+            # only the first connection, and a store that is busy with unauthenticated peers.
+            timeout = 0.0 if self._was_connected and not busy else self._timeout
+            if time.monotonic() + 0.05 > started + timeout:
                 more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
                 raise ConnectionError(
                     f"no store within {self._timeout:.0f} s at {'; '.join(reasons[:3])}{more}"
@@ -199,8 +225,17 @@ class Client:
             time.sleep(0.05)
 
 
-def _greet(address: tuple[str, int], token: str, timeout: float) -> socket.socket:
-    """Connect, and prove the token to each other."""
+def _frame(operation: str, arguments: Sequence[str | bytes]) -> bytes:
+    """Return the frame of a request; ValueError if it is longer than the store accepts."""
+    fields = [item.encode() if isinstance(item, str) else item for item in (operation, *arguments)]
+    frame = pack(fields)
+    if (nbytes := len(frame) - LENGTH.size) > MAX_FRAME:
+        raise ValueError(f"{operation} of {nbytes} bytes: the store accepts at most {MAX_FRAME}")
+    return frame
+
+
+def _open_connection(address: tuple[str, int], token: str, timeout: float) -> socket.socket:
+    """Connect and run the client's side of the handshake, within `timeout` seconds."""
     started = time.monotonic()
     sock = socket.create_connection(address, timeout=timeout)
     try:

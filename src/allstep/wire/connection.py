@@ -1,23 +1,23 @@
-"""One client of the store: bytes that came and bytes to go. It decides nothing."""
+"""The server's connection to one client: buffers of received and unsent bytes, without policy."""
 
 import selectors
 import socket
 
 from allstep.wire.frames import LENGTH, MAX_FRAME
 
-# Read at a time. A request is a few hundred bytes.
-_PIECE = 1 << 16
+# Bytes of one read. A request has a few hundred.
+_CHUNK = 1 << 16
 
 
 class Connection:
-    """A non-blocking socket with an inbox and an outbox."""
+    """A non-blocking socket with an inbox (received bytes) and an outbox (unsent bytes)."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.inbox = bytearray()
         self.outbox = bytearray()
-        # For the server: what it waits for at this socket, the length of the last request, how many
-        # bytes it has counted here, and since when these are many.
+        # State of the server: the selector events it waits for, the bytes of the last request, the
+        # bytes counted as held by this connection, and the time since which these are many.
         self.events = 0
         self.request_nbytes = 0
         self.held = 0
@@ -25,36 +25,36 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is only waited for, with nothing in the boxes or counted."""
+        """Return whether only a read is awaited, both buffers are empty and no byte is counted."""
         return self.events == selectors.EVENT_READ and not (self.inbox or self.outbox or self.held)
 
     def receive(self) -> bool:
-        """Take what has come into the inbox; False when the client is gone."""
+        """Read available bytes into the inbox; return False if the client closed the connection."""
         try:
-            data = self.sock.recv(_PIECE)
+            data = self.sock.recv(_CHUNK)
         except BlockingIOError:
             return True
         self.inbox += data
         return bool(data)
 
     def has_frame(self) -> bool:
-        """Whether a whole frame is in the inbox; ValueError when it is longer than any may be."""
+        """Return whether the inbox has a whole frame; ValueError if it is longer than MAX_FRAME."""
         if len(self.inbox) < LENGTH.size:
             return False
         size: int = LENGTH.unpack_from(self.inbox)[0]
         if size > MAX_FRAME:
-            raise ValueError(f"a frame of {size} bytes; at most {MAX_FRAME} are taken here")
+            raise ValueError(f"a frame of {size} bytes; expected at most {MAX_FRAME}")
         return len(self.inbox) >= LENGTH.size + size
 
     def take_frame(self) -> bytes:
-        """The body of the first frame, which `has_frame`."""
+        """Remove the first frame from the inbox and return its body. Requires `has_frame()`."""
         end = LENGTH.size + LENGTH.unpack_from(self.inbox)[0]
         body = bytes(memoryview(self.inbox)[LENGTH.size : end])
         del self.inbox[:end]
         return body
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, or put what the kernel does not take now into the outbox."""
+        """Send a frame; what the kernel does not accept now goes to the outbox."""
         if self.outbox:
             self.outbox += frame
             return
@@ -66,7 +66,7 @@ class Connection:
             self.outbox += memoryview(frame)[sent:]
 
     def flush(self) -> None:
-        """Send of the outbox what the kernel takes now."""
+        """Send as much of the outbox as the kernel accepts now."""
         try:
             while self.outbox:
                 sent = self.sock.send(self.outbox)

@@ -1,4 +1,4 @@
-"""Frames on the wire: pack and unpack, and addresses as text."""
+"""Frames: packing, unpacking and receiving them; and lists of addresses as text."""
 
 import secrets
 import socket
@@ -6,37 +6,40 @@ import struct
 import time
 from collections.abc import Iterable, Sized
 
-from allstep.wire.patience import bounded
+from allstep.wire.timeouts import bounded
 
 LENGTH = struct.Struct("!I")
-# What a connection gets that is closed before it has shown the token: connect again.
+# Sent before the server closes an unauthenticated connection: the client should connect again.
 BUSY = b"busy"
-# The longest body of a frame, request or reply.
+# Upper limit of the bytes of a frame's body, request or reply.
 MAX_FRAME = 64 << 20
-# Room for a reply of the usual length.
-_PIECE = 1 << 12
+# Bytes of the first read of a reply, enough for the usual length.
+_CHUNK = 1 << 12
 
 Fields = list[bytes]
 
 
 def new_token() -> str:
-    """A fresh secret for one run."""
+    """Return a new secret for one run: 32 hexadecimal digits."""
     return secrets.token_hex(16)
 
 
 def pack(fields: Iterable[bytes]) -> bytes:
-    """The frame that carries these fields."""
+    """Return the frame that carries `fields`."""
     body = b"".join([LENGTH.pack(len(field)) + field for field in fields])
     return LENGTH.pack(len(body)) + body
 
 
 def frame_nbytes(fields: Iterable[Sized]) -> int:
-    """The length of the body that `pack` makes of these fields, without making it."""
+    """Return the length of the body that `pack` would make of `fields`, without making it."""
     return sum(LENGTH.size + len(field) for field in fields)
 
 
 def unpack(body: bytes, max_fields: int | None = None) -> Fields:
-    """The fields of a frame's body; ValueError when lengths do not add up or there are too many."""
+    """Return the fields of a frame's body.
+
+    Raises ValueError if the lengths do not add up or there are more than `max_fields`.
+    """
     fields: Fields = []
     at = 0
     while at < len(body):
@@ -52,24 +55,29 @@ def unpack(body: bytes, max_fields: int | None = None) -> Fields:
     return fields
 
 
-def receive_frame(sock: socket.socket, most: int = MAX_FRAME, end: float | None = None) -> bytes:
-    """The body of a blocking socket's next frame; ConnectionError for more than `most` bytes."""
+def receive_frame(
+    sock: socket.socket, max_nbytes: int = MAX_FRAME, end: float | None = None
+) -> bytes:
+    """Receive a frame from a blocking socket and return its body.
+
+    Raises ConnectionError for more than `max_nbytes` bytes. `end`: see `receive`.
+    """
     size = LENGTH.unpack(receive(sock, LENGTH.size, end))[0]
-    if size > most:
-        raise ConnectionError(f"a frame of {size} bytes came; at most {most} are expected here")
+    if size > max_nbytes:
+        raise ConnectionError(f"received a frame of {size} bytes; expected at most {max_nbytes}")
     return receive(sock, size, end)
 
 
 def receive_reply(sock: socket.socket) -> bytes:
-    """The body of the one frame that a blocking socket's other side owes; ConnectionError for more.
+    """Receive the one frame that a blocking socket's peer owes, and return its body.
 
-    A short reply takes one read here, where `receive_frame` needs two: a frame that another one may
-    follow must not be read beyond its end.
+    Raises ConnectionError for bytes after the frame. A short reply takes one read, where
+    `receive_frame` needs two: it must not read beyond a frame that another one may follow.
     """
     data = bytearray()
     size = None
     while size is None or len(data) < size:
-        chunk = sock.recv(min(max(_PIECE, (size or 0) - len(data)), 1 << 20))
+        chunk = sock.recv(min(max(_CHUNK, (size or 0) - len(data)), 1 << 20))
         if not chunk:
             raise ConnectionError(
                 f"the connection ended after {len(data)} of {size or LENGTH.size} bytes"
@@ -79,23 +87,23 @@ def receive_reply(sock: socket.socket) -> bytes:
             size = LENGTH.size + LENGTH.unpack_from(data)[0]
             if size > LENGTH.size + MAX_FRAME:
                 raise ConnectionError(
-                    f"a reply of {size} bytes came; at most {MAX_FRAME} are expected"
+                    f"received a reply of {size} bytes; expected at most {MAX_FRAME}"
                 )
     if len(data) > size:
-        raise ConnectionError(f"{len(data) - size} bytes came after a reply")
+        raise ConnectionError(f"received {len(data) - size} bytes after a reply")
     return bytes(memoryview(data)[LENGTH.size :])
 
 
 def receive(sock: socket.socket, size: int, end: float | None = None) -> bytes:
-    """Just so many bytes; ConnectionError when the other side ends before.
+    """Receive exactly `size` bytes; ConnectionError if the peer closes the connection before.
 
-    end: by `time.monotonic()`, when all must have come (TimeoutError); None for the socket's own
-    timeout, which counts from the last byte.
+    `end` is the time by `time.monotonic()` at which all must have arrived (TimeoutError). With None
+    the socket's own timeout applies, which restarts with each read.
     """
     data = bytearray()
     while len(data) < size:
         if end is not None:
-            _allow(sock, end)
+            _set_timeout(sock, end)
         chunk = sock.recv(min(size - len(data), 1 << 20))
         if not chunk:
             raise ConnectionError(f"the connection ended after {len(data)} of {size} bytes")
@@ -103,7 +111,8 @@ def receive(sock: socket.socket, size: int, end: float | None = None) -> bytes:
     return bytes(data)
 
 
-def _allow(sock: socket.socket, end: float) -> None:
+def _set_timeout(sock: socket.socket, end: float) -> None:
+    """Let the socket's next call time out at `end`; TimeoutError if that time has passed."""
     left = bounded(end - time.monotonic())
     if not left:
         raise TimeoutError("timed out")
@@ -111,7 +120,10 @@ def _allow(sock: socket.socket, end: float) -> None:
 
 
 def parse_addresses(text: str) -> list[tuple[str, int]]:
-    """`10.0.0.1:4567,[fe80::1]:4567` as pairs of host and port."""
+    """Return the (host, port) pairs of a text such as `10.0.0.1:4567,[fe80::1]:4567`.
+
+    Raises ValueError for an item that is not HOST:PORT.
+    """
     pairs = []
     for item in text.split(","):
         host, _, port = item.strip().rpartition(":")
@@ -122,10 +134,10 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
 
 
 def format_addresses(pairs: Iterable[tuple[str, int]]) -> str:
-    """The inverse of `parse_addresses`."""
+    """Return (host, port) pairs as text that `parse_addresses` reads."""
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in pairs)
 
 
 def plain_address(address: str) -> str:
-    """`::ffff:10.0.0.1` is how a dual-stack socket spells 10.0.0.1."""
+    """Return an IPv4 address without the prefix `::ffff:` that a dual-stack socket puts first."""
     return address.removeprefix("::ffff:")

@@ -1,4 +1,4 @@
-"""Both sides of a connection prove that they know the token, without sending it.
+"""The handshake: both sides of a connection prove that they know the token, without sending it.
 
 ::
 
@@ -8,19 +8,19 @@
 
     proof(label) = HMAC-SHA256(token, label | port | Ns | Nc | who)
 
-What each part is for:
+Purpose of each part:
 
-* Ns and Nc are new for each connection, so a recorded proof is of no use later.
+* Ns and Nc are new for each connection, so a recorded proof is useless later (replay).
 * The labels differ, so a proof cannot be sent back to the side that made it (reflection).
 * The port is the one that the client connected to and that the server listens on. A process that
-  pretends to be the store on another port cannot pass the proofs on to the real one (relay).
-* `who` is what the client states about itself: the rank at the engine's board, empty at the store.
+  pretends to be the store on another port cannot forward the proofs to the real one (relay).
+* `who` is the identity that the client states: its rank at the engine's board, empty at the store.
 
-It takes one round trip. The client sends no request before it has checked the server's proof. What
-follows is neither encrypted nor signed: a host on the path between two others can still read and
-change it.
+The handshake takes one round trip. The client sends no request before it has checked the server's
+proof. Later messages are neither encrypted nor signed: a host on the path between two others can
+still read and change them.
 
-The server's side has no socket here (`Challenge`), because a server must not block on one client.
+The server's side (`Challenge`) uses no socket, because a server must not block on one client.
 """
 
 import hmac
@@ -31,18 +31,18 @@ import time
 from allstep.wire.frames import BUSY, pack, receive, receive_frame, unpack
 
 NUM_NONCE_BYTES = 32
-# The client's frame: three fields with their lengths, the longest `who`, and nothing else.
+# Upper limit of the client's frame: three fields with their lengths, and the longest `who`.
 MAX_HELLO_BYTES = 128
 _OK = b"ok"
 _CLIENT, _SERVER = b"client", b"server"
 
 
 class WrongToken(PermissionError):
-    """The other side does not know our token, or does not accept it."""
+    """The peer does not know our token, or does not accept it."""
 
 
 class Busy(ConnectionError):
-    """The server closed the connection before the handshake was over; connect again."""
+    """The server closed the connection before the end of the handshake: connect again."""
 
 
 class Challenge:
@@ -59,7 +59,7 @@ class Challenge:
         self.nonce = secrets.token_bytes(NUM_NONCE_BYTES)
 
     def check(self, hello: bytes) -> tuple[bytes, bytes]:
-        """Return `who` and the frame to answer with; WrongToken for a wrong proof."""
+        """Check the client's frame; return `who` and the reply. WrongToken for a wrong proof."""
         fields = unpack(hello)
         if len(fields) != 3 or len(fields[0]) != NUM_NONCE_BYTES:
             raise WrongToken(f"{len(fields)} fields; expected a nonce, a name and a proof")
@@ -73,8 +73,9 @@ class Challenge:
 def introduce(sock: socket.socket, token: str, seconds: float, who: bytes = b"") -> None:
     """Run the client's side on a connected socket; return once the server has proved the token.
 
-    Raises WrongToken when it has not, Busy when it asks to connect again, OSError when the
-    connection ends or `seconds` have passed. Changes the socket's timeout.
+    `who` is the identity to state. Raises WrongToken if the server has not proved the token, Busy
+    if it asks to connect again, OSError if the connection ends or `seconds` have passed. Changes
+    the socket's timeout.
     """
     end = time.monotonic() + seconds
     server_nonce = receive(sock, NUM_NONCE_BYTES, end)
@@ -93,6 +94,7 @@ def introduce(sock: socket.socket, token: str, seconds: float, who: bytes = b"")
 
 
 def _proof(label: bytes, token: str, port: int, *parts: bytes) -> bytes:
+    """Return the HMAC of the module's docstring, over the label, the port and `parts`."""
     # A frame gives each part its length, so that no two lists of parts have the same bytes.
     message = pack([label, b"%d" % port, *parts])
     return hmac.digest(token.encode(), message, "sha256")

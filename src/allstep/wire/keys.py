@@ -1,5 +1,7 @@
-"""Keys that the launcher and the ranks share: one side writes what the other reads.
+"""Keys of the store that launcher and ranks share: one side writes them, the other reads them.
 
+=========================  ========  ============================================================
+key                        writer    value
 =========================  ========  ============================================================
 `allstep/hosts`            launcher  JSON: the host of each rank
 `allstep/failure/<rank>`   rank      JSON: the first failure of the rank (`comm.health.failure`):
@@ -11,5 +13,5 @@ HOSTS = "allstep/hosts"
 
 
 def failure_of(rank: int) -> str:
-    """Return the key for the failure of a rank."""
+    """Return the key of a rank's failure record."""
     return f"allstep/failure/{rank}"

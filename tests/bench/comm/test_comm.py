@@ -242,13 +242,13 @@ def test_json_says_what_was_met() -> None:
     assert rows[0]["speed"] == {GLOO: pytest.approx(25), OPEN_MPI: None}
 
 
-def test_the_picture(tmp_path: Path) -> None:
+def test_the_image(tmp_path: Path) -> None:
     file = tmp_path / "comm.png"
     RESULT.plot(file)
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_algorithms_stay_in_the_background_of_the_picture() -> None:
+def test_algorithms_stay_in_the_background_of_the_image() -> None:
     class Axes:
         """Keeps what is drawn."""
 

@@ -1,4 +1,4 @@
-"""`allstep bench data`: every contender reads real pictures once, tiny; ratios, verdicts and the
+"""`allstep bench data`: every contender reads real images once, tiny; ratios, verdicts and the
 ways out on figures made up."""
 
 import io
@@ -32,11 +32,11 @@ def photographs(folder: Path, side: int, number: int = 12) -> Path:
         (folder / label).mkdir(parents=True)
     for each in range(number):
         coarse = random.integers(0, 256, (6, 6, 3), np.uint8)
-        picture = cv2.resize(coarse, (side + each, side), interpolation=cv2.INTER_CUBIC)
+        image = cv2.resize(coarse, (side + each, side), interpolation=cv2.INTER_CUBIC)
         suffix = "jpg" if side > 64 else "png"
         cv2.imwrite(
             str(folder / ("cat", "dog")[each % 2] / f"{each}.{suffix}"),
-            picture[:, :side] if side <= 64 else picture,
+            image[:, :side] if side <= 64 else image,
         )
     return aged(folder)
 
@@ -52,7 +52,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.mark.timeout(240)  # TensorFlow is imported
 @pytest.mark.filterwarnings("ignore")  # of the peers
 @pytest.mark.parametrize("name", data_reader.names(small=False))
-def test_everybody_reads_large_pictures(
+def test_everybody_reads_large_images(
     name: str, large: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason := data._absent(name):
@@ -76,7 +76,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.mark.usefixtures("peers")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [RAW, *SMALL_PEERS])
-def test_everybody_reads_small_pictures(name: str, small: Settings) -> None:
+def test_everybody_reads_small_images(name: str, small: Settings) -> None:
     assert small.size == 20
     here = Settings(small.folder, small.size, small.batch, 0)
     batches = readers(small=True)[name](here if name in SMALL_PEERS else small)
@@ -101,7 +101,7 @@ def test_plain_workers_do_the_work_of_the_loader(
     assert data_alone._SPEEDS[kind](recipe, settings, 0.001) > 0
 
 
-def test_a_plain_worker_makes_the_pictures_of_the_loader(large: Settings) -> None:
+def test_a_plain_worker_makes_the_images_of_the_loader(large: Settings) -> None:
     """Reference: the transform, sample by sample. Two workers share an epoch between them."""
     recipe = data_alone.recipe_of(large, OURS)
     transform, order = recipe.transform, np.random.default_rng(0).permutation(12)
@@ -152,7 +152,7 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("side", [20, 120])
-def test_a_broken_picture_is_named(tmp_path: Path, side: int) -> None:
+def test_a_broken_image_is_named(tmp_path: Path, side: int) -> None:
     first = sorted(photographs(tmp_path / "src", side).glob("cat/*"))[0]
     first.write_bytes(first.read_bytes()[:40])
     (tmp_path / "bench").mkdir()
@@ -164,7 +164,7 @@ def test_a_broken_picture_is_named(tmp_path: Path, side: int) -> None:
         )
 
 
-def test_small_pictures_have_one_size(tmp_path: Path) -> None:
+def test_small_images_have_one_size(tmp_path: Path) -> None:
     last = sorted(photographs(tmp_path / "src", 20).glob("dog/*"))[-1]
     cv2.imwrite(str(last), np.zeros((10, 30, 3), np.uint8))
     (tmp_path / "bench").mkdir()
@@ -176,13 +176,13 @@ def test_small_pictures_have_one_size(tmp_path: Path) -> None:
         )
 
 
-def test_synthetic_pictures_will_do(tmp_path: Path) -> None:
+def test_synthetic_images_will_do(tmp_path: Path) -> None:
     settings = Settings(str(tmp_path), 65, 4, 1)
     data.prepare(data.First(open_source("synthetic:100x80x100"), 8), settings, lambda text: None)
     assert list(islice(readers(small=False)[OURS](settings), 2)) == [4, 4]
 
 
-def test_decoded_large_pictures_are_refused(large: Settings) -> None:
+def test_decoded_large_images_are_refused(large: Settings) -> None:
     source = open_source(str(large.path / "raw"))
     with pytest.raises(DataError, match="stored decoded"):
         data._write_files(source, large.path / "again")

@@ -28,7 +28,7 @@ from allstep.bench.comm import measure as comm
 from allstep.bench.step import measure as step
 from allstep.bench.step import rank as step_rank
 from allstep.bench.step.measure import StepFailed, StepRounds, check_losses, round_of
-from allstep.bench.step.rank import CONTENDERS, NETS, Lessons, StepRank, watching
+from allstep.bench.step.rank import CONTENDERS, MODELS, Lessons, StepRank, watching
 from allstep.bench.step.result import (
     ALONE,
     DDP,
@@ -183,20 +183,20 @@ class _Team:
         return [json.loads(json.dumps(self._rank.answer(order)))]
 
 
-def _not_there(net: Any, sgd: Any) -> Any:
+def _not_there(model: Any, sgd: Any) -> Any:
     raise ImportError("no such part")
 
 
 def _fails_in_turn(turn: int) -> Any:
     """Two steps prepare it, and a turn has three."""
 
-    def wrap(net: Any, sgd: Any) -> Any:
+    def wrap(model: Any, sgd: Any) -> Any:
         left = iter(range(2 + 3 * turn))
 
-        def fragile(pictures: torch.Tensor) -> torch.Tensor:
+        def fragile(images: torch.Tensor) -> torch.Tensor:
             if next(left, None) is None:
                 raise RuntimeError("worn out")
-            return net(pictures)
+            return model(images)
 
         return fragile, sgd
 
@@ -256,7 +256,7 @@ def _fail_on_one_rank() -> list[str]:
 def test_who_fails_on_one_rank_fails_on_all_and_the_others_go_on(ranks: Ranks) -> None:
     waited, worn_out = ranks(2, _fail_on_one_rank, env={"ALLSTEP_TIMEOUT": "5"})
     assert worn_out == ["RuntimeError: worn out", "seconds", "losses"]
-    assert "rank 1 did not come within 5.0 s" in waited[0]
+    assert "rank 1 did not arrive within 5.0 s" in waited[0]
     assert waited[1:] == ["seconds", "losses"]
 
 
@@ -320,12 +320,12 @@ def test_losses_that_differ_are_an_error(
 
 
 def test_tasks_are_those_of_the_nets() -> None:
-    assert TASKS.keys() == NETS.keys()
+    assert TASKS.keys() == MODELS.keys()
     for name, task in TASKS.items():
         with torch.device("meta"):
-            net = NETS[name]()
-            assert net(torch.empty(2, *task.shape)).shape == (2, task.num_classes)
-        assert sum(parameter.numel() for parameter in net.parameters()) == task.num_parameters
+            model = MODELS[name]()
+            assert model(torch.empty(2, *task.shape)).shape == (2, task.num_classes)
+        assert sum(parameter.numel() for parameter in model.parameters()) == task.num_parameters
 
 
 def test_lessons_are_the_same_for_all_contenders_and_others_for_each_rank_turn_and_step() -> None:
@@ -333,8 +333,8 @@ def test_lessons_are_the_same_for_all_contenders_and_others_for_each_rank_turn_a
         lessons = lessons or Lessons(TASKS["small-cnn"], rank, 2, 4)
         return [
             value
-            for pictures, _ in lessons.of(turn, 2)
-            for value in (pictures.sum().item(), torch.rand(()).item())
+            for images, _ in lessons.of(turn, 2)
+            for value in (images.sum().item(), torch.rand(()).item())
         ]
 
     used = Lessons(TASKS["small-cnn"], 0, 2, 4)
@@ -444,7 +444,7 @@ def test_the_table_fits_a_terminal() -> None:
     screen = io.StringIO()
     Console(width=80, file=screen).print(RESULT.table())
     lines = [line.split() for line in screen.getvalue().splitlines()]
-    assert "alexnet, 2 ranks with 32 pictures each, turns of 4 steps" in screen.getvalue()
+    assert "alexnet, 2 ranks with 32 images each, turns of 4 steps" in screen.getvalue()
     assert ["DistributedOptimizer", "62.4", "96.0%", "94.0%", "97.0%", "95%", "met", "700"] in lines
     assert [
         "share_weights",
@@ -472,7 +472,7 @@ def test_json_holds_every_figure() -> None:
     assert document["missing"] == [{"name": DDP, "reason": "it fails here: worn out"}]
 
 
-def test_the_picture(tmp_path: Path) -> None:
+def test_the_image(tmp_path: Path) -> None:
     file = tmp_path / "step.png"
     RESULT.plot(file)
     assert file.read_bytes().startswith(b"\x89PNG")

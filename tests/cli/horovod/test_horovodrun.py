@@ -156,7 +156,7 @@ def test_flags_without_effect_are_named_in_one_line() -> None:
         )
     )
     assert line.startswith("--min-np, --reset-limit (elastic runs come later")
-    assert "; --mpi-args (there is no mpirun below); --mpi (allstep's own engine" in line
+    assert "; --mpi-args (allstep does not use mpirun); --mpi (allstep's own engine" in line
     assert "fusion" not in line
     assert idle_line(parse("--no-torus-allreduce", "--autotune")) == ""
 
@@ -365,7 +365,7 @@ def test_version_and_check_build() -> None:
         (["-np", "2", "--ssh-port", "70000", "true"], "--ssh-port 70000"),
         (
             ["-np", "2", "--host-discovery-script", "echo why >&2; exit 3", "true"],
-            "it ended with 3 and said 'why'",
+            "exit code 3, standard error 'why'",
         ),
         (
             ["-np", "2", "--host-discovery-script", "echo localhost", "true"],

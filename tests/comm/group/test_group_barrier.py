@@ -51,7 +51,7 @@ def test_the_missing_are_named(ranks: Ranks) -> None:
             return error
 
     found = ranks(4, work, hosts=["a", "a", "b", "c"])
-    message = "barrier: 2 of 3 ranks did not come within T s: rank 2 on b, rank 3 on c"
+    message = "barrier: 2 of 3 ranks did not arrive within T s: rank 2 on b, rank 3 on c"
     assert found == [None, (message, 1, 2, "barrier"), None, None]
 
 

@@ -146,7 +146,7 @@ def test_every_algorithm_on_one_host_for_study(ranks: Ranks, name: str) -> None:
     def by_variable() -> str:
         with joined():
             local = dist.distributed_c10d._get_default_group().local
-            return local.way.lane.algorithm_for(100).name
+            return local.crossing.lane.algorithm_for(100).name
 
     assert ranks(3, by_variable, env={"ALLSTEP_ALGORITHM": name}) == [name] * 3
 
@@ -162,7 +162,11 @@ def test_a_variable_meant_for_hosts_leaves_groups_of_one_host_alone(ranks: Ranks
             tensor = torch.ones(3)
             dist.all_reduce(tensor, group=own)
             all_of_us = dist.distributed_c10d._get_default_group()
-            return [all_of_us.local.way.lane.algorithm_for(10).name, own.local.way, tensor.tolist()]
+            return [
+                all_of_us.local.crossing.lane.algorithm_for(10).name,
+                own.local.crossing,
+                tensor.tolist(),
+            ]
 
     found = ranks(4, ways, hosts=["a", "a", "b", "b"], env={"ALLSTEP_ALGORITHM": "star"})
     assert found == [["star", None, [2.0] * 3]] * 4
@@ -171,7 +175,7 @@ def test_a_variable_meant_for_hosts_leaves_groups_of_one_host_alone(ranks: Ranks
 def test_automatic_choice_is_measured_once_and_the_same_on_all(ranks: Ranks) -> None:
     def choose() -> tuple[object, list[str]]:
         with joined():
-            lane = dist.distributed_c10d._get_default_group().local.way.lane
+            lane = dist.distributed_c10d._get_default_group().local.crossing.lane
             assert lane.speed is None  # nobody pays before the first sum
             dist.all_reduce(torch.ones(10))
             speed = lane.speed
@@ -192,14 +196,16 @@ def test_wrong_algorithms(ranks: Ranks) -> None:
 
     for outcome in ranks.outcomes(3, different, hosts=["a", "b", "b"]):
         assert outcome.exit_code
-        assert "name different algorithms: tree on ranks 0, 2; ring on ranks 1" in outcome.output
+        assert (
+            "request different algorithms (tree on ranks 0, 2; ring on ranks 1)" in outcome.output
+        )
 
     def unknown() -> None:
         with joined():
             pass
 
     outcome = ranks.outcomes(2, unknown, env={"ALLSTEP_ALGORITHM": "rung"})[0]
-    assert "ALLSTEP_ALGORITHM='rung' is no algorithm: did you mean 'ring'?" in outcome.output
+    assert "ALLSTEP_ALGORITHM='rung' is not an algorithm: did you mean 'ring'?" in outcome.output
 
 
 def test_a_mismatch_on_one_of_several_hosts(ranks: Ranks) -> None:

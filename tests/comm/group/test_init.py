@@ -114,7 +114,7 @@ def test_a_rank_that_does_not_turn_up_is_named(ranks: Ranks) -> None:
     assert [outcome.exit_code for outcome in outcomes] == [1, 1, 0]
     for outcome in outcomes[:2]:
         assert re.search(
-            r"WorldError: 1 of 3 ranks did not turn up within \d+ s: rank 2 on a\.", outcome.output
+            r"WorldError: 1 of 3 ranks did not join within \d+ s: rank 2 on a\.", outcome.output
         )
 
 
@@ -138,8 +138,7 @@ def test_a_local_size_that_nobody_confirms(ranks: Ranks) -> None:
 
     outcomes = ranks.outcomes(2, lie_about_the_host, hosts=["a", "b"])
     assert all(
-        "ALLSTEP_LOCAL_SIZE=2), but 1 ranks turned up there" in outcome.output
-        for outcome in outcomes
+        "ALLSTEP_LOCAL_SIZE=2), but 1 ranks joined there" in outcome.output for outcome in outcomes
     )
 
 

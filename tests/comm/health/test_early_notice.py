@@ -59,7 +59,7 @@ def test_a_large_rank_is_missed_before_its_memory_is_free(ranks: Ranks, way: str
         assert outcomes[1].exit_code == -signal.SIGKILL, outcomes
         assert outcomes[0].exit_code == 0, outcomes[0].output
         text, was_there = outcomes[0].result
-        assert "rank 1 is gone (its process ended)" in text
+        assert "lost rank 1 (process exited)" in text
         if was_there:
             return
     pytest.fail("noticed only when the memory had been freed")

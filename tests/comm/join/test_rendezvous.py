@@ -116,12 +116,12 @@ def test_a_rank_that_does_not_turn_up_under_mpirun(script, runtime: Path) -> Non
         [*MPIRUN, "-np", "2", sys.executable, script(before)], runtime, ALLSTEP_START_TIMEOUT="1"
     )
     assert done.returncode != 0
-    assert re.search(r"1 of 2 ranks did not turn up within \d+ s: rank 1 on ", done.stderr)
+    assert re.search(r"1 of 2 ranks did not join within \d+ s: rank 1 on ", done.stderr)
     none = "if os.environ['OMPI_COMM_WORLD_RANK'] == '0': sys.exit(0)"
     done = call(
         [*MPIRUN, "-np", "2", sys.executable, script(none)], runtime, ALLSTEP_START_TIMEOUT="1"
     )
-    assert "rank 0 did not turn up" in done.stderr
+    assert "rank 0 did not join" in done.stderr
 
 
 @pytest.mark.usefixtures("peers")

@@ -21,7 +21,7 @@ SIZES = [1, 2, 7, 1023, 16384, 16385, 65536, 65537, 131072, 200_003, 524_288, 1_
 
 
 def group_of_ours():
-    """The default group on backend allstep, with its local mover."""
+    """The default group on backend allstep, with its shared-memory transport."""
     import torch
     import torch.distributed as dist
 
@@ -362,7 +362,7 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
 
     results = ranks(3, work, env={"GROUP_SECONDS": "2"})
     for text, seconds in results[:2]:
-        assert "rank 2 did not come within 2." in text
+        assert "rank 2 did not arrive within 2." in text
         assert seconds < 20
 
 
@@ -376,10 +376,10 @@ def test_unmodified_ddp_trains_as_on_gloo(ranks: Ranks) -> None:
         if backend == "gloo":
             group.local = None
         torch.manual_seed(0)
-        net = nn.Sequential(
+        model = nn.Sequential(
             nn.Linear(64, 700), nn.ReLU(), nn.Linear(700, 300), nn.ReLU(), nn.Linear(300, 10)
         )
-        ddp = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.2)
+        ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.2)
         optimizer = torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9)
         generator = torch.Generator().manual_seed(dist.get_rank())
         losses = []
@@ -390,7 +390,7 @@ def test_unmodified_ddp_trains_as_on_gloo(ranks: Ranks) -> None:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        digest = sum(parameter.double().sum().item() for parameter in net.parameters())
+        digest = sum(parameter.double().sum().item() for parameter in model.parameters())
         return [*losses, digest]
 
     ours, gloos = ranks(2, train, "allstep", timeout=150), ranks(2, train, "gloo", timeout=150)

@@ -270,7 +270,7 @@ def test_the_user_may_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLSTEP_ALGORITHM", "buterfly")
     with pytest.raises(
         ConfigError,
-        match=r"ALLSTEP_ALGORITHM='buterfly' is no algorithm: did you mean 'butterfly'\?",
+        match=r"ALLSTEP_ALGORITHM='buterfly' is not an algorithm: did you mean 'butterfly'\?",
     ):
         wanted_algorithm()
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from allstep.comm.group.plan import RedOpType
-from allstep.comm.op.describe import words
+from allstep.comm.op.describe import describe
 from allstep.comm.timeline import recorder
 from allstep.comm.timeline.chrome_trace import described
 from allstep.comm.timeline.recorder import RecordedOperation, Recorder, spans
@@ -285,7 +285,7 @@ def test_operations_that_come_too_fast_are_counted(ranks: Ranks, tmp_path: Path)
         import allstep
         from allstep.comm.timeline import collect as gathering
 
-        gathering.Recorder = lambda: Recorder(most=5)
+        gathering.Recorder = lambda: Recorder(max_operations=5)
         allstep.init()
         allstep.comm.start_timeline(path)
         for _ in range(20):
@@ -391,7 +391,7 @@ def test_a_disk_that_fills_up_ends_the_timeline_not_the_run(ranks: Ranks, tmp_pa
     assert all(outcome.result[0] and outcome.result[1] < 60 for outcome in outcomes)
     assert (
         outcomes[0].output.count(
-            "cannot be written: File too large; the timeline ends here, the run goes on"
+            "cannot be written: File too large; the timeline ends here, the run continues"
         )
         == 1
     )
@@ -648,7 +648,7 @@ def test_nested_kinds_return_to_what_was_before() -> None:
 
 
 def test_what_is_not_taken_is_counted() -> None:
-    kept = Recorder(most=2)
+    kept = Recorder(max_operations=2)
     for _ in range(5):
         with kept.operation("0", "barrier"):
             pass
@@ -658,22 +658,25 @@ def test_what_is_not_taken_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("text", "expected"),
     [
         (
-            words("all_reduce", torch.bfloat16, [2, 3], RedOpType.PREMUL_SUM),
+            describe("all_reduce", torch.bfloat16, [2, 3], RedOpType.PREMUL_SUM),
             ("bfloat16", [2, 3], 12, "PREMUL_SUM"),
         ),
-        (words("broadcast", torch.int64, [], None, ", from 3"), ("int64", [], 8, None)),
-        (words("all_gather", torch.float64, None, None, ", [3, 4]"), ("float64", None, None, None)),
+        (describe("broadcast", torch.int64, [], None, ", from 3"), ("int64", [], 8, None)),
+        (
+            describe("all_gather", torch.float64, None, None, ", [3, 4]"),
+            ("float64", None, None, None),
+        ),
         ("barrier", (None, None, None, None)),
     ],
 )
-def test_the_words_of_a_call_are_understood(said: str, told: tuple) -> None:
-    name, details = described(said)
-    assert name == said.partition("(")[0]
-    assert details.pop("call") == said
-    assert tuple(details.get(key) for key in ("dtype", "shape", "bytes", "reduction")) == told
+def test_the_description_of_a_call_is_understood(text: str, expected: tuple) -> None:
+    name, details = described(text)
+    assert name == text.partition("(")[0]
+    assert details.pop("call") == text
+    assert tuple(details.get(key) for key in ("dtype", "shape", "bytes", "reduction")) == expected
 
 
 def test_a_plain_group_reads_the_variable(ranks: Ranks, tmp_path: Path) -> None:

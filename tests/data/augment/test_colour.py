@@ -11,7 +11,7 @@ from allstep.data.augment import Brightness, ColourJitter, Contrast, Hue, Satura
 from allstep.data.augment.operation import Operation
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
-from support.synthetic_photos import Picture, distance, scene
+from support.synthetic_photos import Pixels, distance, scene
 
 FACTORS = [0.0, 0.3, 0.77, 1.0, 1.4, 2.5]
 PILLOWS = {
@@ -21,17 +21,17 @@ PILLOWS = {
 }
 
 
-def changed(operation: Operation, figure: float, picture: Picture) -> Picture:
-    return operation.one(picture.copy(), np.array([figure]))
+def changed(operation: Operation, figure: float, image: Pixels) -> Pixels:
+    return operation.one(image.copy(), np.array([figure]))
 
 
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("kind", [Brightness, Contrast, Saturation])
 def test_as_pillows_image_enhance(kind: type, factor: float) -> None:
     """Brightness exactly; contrast and saturation within what the rounding of grey moves."""
-    picture = scene(40, 50)
-    wanted = np.asarray(PILLOWS[kind](Image.fromarray(picture)).enhance(factor))
-    found = changed(kind(0.5), factor, picture)
+    image = scene(40, 50)
+    wanted = np.asarray(PILLOWS[kind](Image.fromarray(image)).enhance(factor))
+    found = changed(kind(0.5), factor, image)
     assert (
         np.abs(found.astype(int) - wanted).max()
         <= {Brightness: 0, Contrast: 2, Saturation: 3}[kind]
@@ -42,31 +42,31 @@ def test_as_pillows_image_enhance(kind: type, factor: float) -> None:
 @pytest.mark.parametrize("turn", [-0.5, -0.2, 0.0, 0.08, 0.35])
 def test_hue_as_colorsys(turn: float) -> None:
     """HSV in 256 steps is coarse: under 2 levels on average, and under 12 anywhere."""
-    picture = scene(20, 25)
-    wanted = np.empty(picture.shape)
+    image = scene(20, 25)
+    wanted = np.empty(image.shape)
     for at in np.ndindex(20, 25):
-        hue, saturation, value = colorsys.rgb_to_hsv(*(picture[at] / 255))
+        hue, saturation, value = colorsys.rgb_to_hsv(*(image[at] / 255))
         wanted[at] = colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)
-    difference = np.abs(changed(Hue(0.5), turn, picture) - wanted * 255)
+    difference = np.abs(changed(Hue(0.5), turn, image) - wanted * 255)
     assert difference.mean() < 2 and difference.max() < 12
 
 
 @pytest.mark.parametrize("operation", [Brightness(0.5), Contrast(0.5), Saturation(0.5)])
 def test_a_factor_of_one_changes_nothing(operation: Operation) -> None:
-    picture = scene(20, 25)
-    assert np.array_equal(changed(operation, 1.0, picture), picture)
+    image = scene(20, 25)
+    assert np.array_equal(changed(operation, 1.0, image), image)
 
 
 @pytest.mark.parametrize("operation", [Saturation(0.5), Hue(0.5)])
-def test_grey_pictures_have_no_colour_to_change(operation: Operation) -> None:
-    picture = scene(20, 25, channels=1)
-    assert np.array_equal(changed(operation, 0.3, picture), picture)
+def test_grey_images_have_no_colour_to_change(operation: Operation) -> None:
+    image = scene(20, 25, channels=1)
+    assert np.array_equal(changed(operation, 0.3, image), image)
 
 
-def test_contrast_of_grey_pictures_as_pillows() -> None:
-    picture = scene(20, 25, channels=1)
-    wanted = np.asarray(ImageEnhance.Contrast(Image.fromarray(picture[..., 0])).enhance(1.5))
-    assert np.array_equal(changed(Contrast(0.5), 1.5, picture)[..., 0], wanted)
+def test_contrast_of_grey_images_as_pillows() -> None:
+    image = scene(20, 25, channels=1)
+    wanted = np.asarray(ImageEnhance.Contrast(Image.fromarray(image[..., 0])).enhance(1.5))
+    assert np.array_equal(changed(Contrast(0.5), 1.5, image)[..., 0], wanted)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_erase_happens_with_its_probability() -> None:
     )
 
 
-def test_a_rectangle_that_never_fits_leaves_the_picture_alone() -> None:
+def test_a_rectangle_that_never_fits_leaves_the_image_alone() -> None:
     operation = Erase(p=1, area=(0.9, 1.0), aspect=(3, 3))
     row = operation.draw(Draws(0, 0, np.arange(1)), "x")[0]
     assert np.array_equal(operation.one(scene(20, 20), row), scene(20, 20))

@@ -16,11 +16,11 @@ def flipped(operation: Flip, epoch: int, n: int = 1000, seed: int = 0) -> Floats
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("width", [1, 13, 14, 224])
 def test_a_flip_is_the_mirror_image(channels: int, width: int) -> None:
-    picture = scene(11, width, channels=channels)
-    assert np.array_equal(Flip().one(picture.copy(), np.array([1.0])), picture[:, ::-1])
-    assert np.array_equal(Flip().one(picture.copy(), np.array([0.0])), picture)
-    gaps = np.repeat(picture, 2, axis=1)[:, ::2]
-    assert np.array_equal(Flip().one(gaps, np.array([1.0])), picture[:, ::-1])
+    image = scene(11, width, channels=channels)
+    assert np.array_equal(Flip().one(image.copy(), np.array([1.0])), image[:, ::-1])
+    assert np.array_equal(Flip().one(image.copy(), np.array([0.0])), image)
+    gaps = np.repeat(image, 2, axis=1)[:, ::2]
+    assert np.array_equal(Flip().one(gaps, np.array([1.0])), image[:, ::-1])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 1.0])

@@ -26,7 +26,7 @@ def table(frame: RandomResizedCrop, n: int = 1, seed: int = 0) -> Floats:
     seed=st.integers(0, 1000),
     area=st.sampled_from([(0.08, 1.0), (0.5, 0.5), (1e-5, 1e-4)]),
 )
-def test_a_random_crop_lies_within_the_picture(
+def test_a_random_crop_lies_within_the_image(
     height: int, width: int, seed: int, area: tuple[float, float]
 ) -> None:
     frame = RandomResizedCrop(24, area)
@@ -60,7 +60,7 @@ def _middle(height: int, width: int) -> tuple[int, int]:
 
 
 def test_area_aspect_and_place_are_spread_evenly() -> None:
-    """Of a square picture nearly every first try fits, so their distribution shows: means within 5
+    """Of a square image nearly every first try fits, so their distribution shows: means within 5
     standard errors."""
     n = 4000
     frame = RandomResizedCrop(24, (0.1, 0.5))
@@ -82,11 +82,11 @@ def test_a_centre_crop_is_in_the_middle(height: int, width: int) -> None:
 
 def test_a_centre_crop_looks_like_pillows() -> None:
     """Reference: shorter side to 64 by Pillow, then 56 x 56 out of its middle."""
-    picture = scene(120, 160, grain=2)
-    image = Image.fromarray(picture).resize((85, 64), Image.Resampling.BILINEAR)
-    wanted = np.asarray(image)[4:60, 14:70]
+    image = scene(120, 160, grain=2)
+    smaller = Image.fromarray(image).resize((85, 64), Image.Resampling.BILINEAR)
+    wanted = np.asarray(smaller)[4:60, 14:70]
     assert (
-        distance(CentreCrop(56, shorter=64).one(picture, np.empty(0)), wanted) < 5
+        distance(CentreCrop(56, shorter=64).one(image, np.empty(0)), wanted) < 5
     )  # up to half a pixel apart
 
 
@@ -95,12 +95,12 @@ def test_resizing_looks_like_pillows(factor: float) -> None:
     """Against Pillow's antialiased bilinear: under 2.5 levels on average, 5 where shapes shrink to
     three pixels; nearer than OpenCV's."""
     side = int(64 * factor)
-    picture = scene(side, side + 10, grain=3)
-    wanted = np.asarray(Image.fromarray(picture).resize((80, 64), Image.Resampling.BILINEAR))
-    found = distance(resized(picture, (64, 80)), wanted)
+    image = scene(side, side + 10, grain=3)
+    wanted = np.asarray(Image.fromarray(image).resize((80, 64), Image.Resampling.BILINEAR))
+    found = distance(resized(image, (64, 80)), wanted)
     assert found < (1 if factor <= 0.5 else 2.5 if factor < 5 else 5)
     assert factor < 3 or found < 0.7 * distance(
-        np.asarray(cv2.resize(picture, (80, 64)), np.uint8), wanted
+        np.asarray(cv2.resize(image, (80, 64)), np.uint8), wanted
     )
 
 

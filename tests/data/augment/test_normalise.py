@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from allstep.data.augment.normalize import Normalise
+from allstep.data.augment.normalize import Normalize
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 
@@ -16,7 +16,7 @@ NONE = Draws(0, 0, np.arange(2))
 def test_as_the_formula_says(dtype: torch.dtype) -> None:
     data = torch.arange(256).repeat(2, 3, 1, 1).to(dtype)
     target = torch.tensor([1, 2])
-    found, same = Normalise(MEAN, STD)(data, target, NONE, "")
+    found, same = Normalize(MEAN, STD)(data, target, NONE, "")
     wanted = (data.double() / 255 - torch.tensor(MEAN).double().view(3, 1, 1)) / torch.tensor(
         STD
     ).double().view(3, 1, 1)
@@ -26,12 +26,12 @@ def test_as_the_formula_says(dtype: torch.dtype) -> None:
 
 def test_channels_last_memory_stays_so() -> None:
     data = torch.zeros(2, 4, 5, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
-    found, _ = Normalise(0.5, 0.5)(data, torch.zeros(2), NONE, "")
+    found, _ = Normalize(0.5, 0.5)(data, torch.zeros(2), NONE, "")
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_other_types_and_empty_batches() -> None:
-    found, _ = Normalise(0.5, 0.5, torch.bfloat16)(
+    found, _ = Normalize(0.5, 0.5, torch.bfloat16)(
         torch.zeros(0, 3, 4, 4, dtype=torch.uint8), torch.zeros(0), NONE, ""
     )
     assert found.dtype == torch.bfloat16 and found.shape == (0, 3, 4, 4)
@@ -39,15 +39,15 @@ def test_other_types_and_empty_batches() -> None:
 
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ConfigError, match="above 0"):
-        Normalise(0.5, 0)
+        Normalize(0.5, 0)
     with pytest.raises(ConfigError, match="3 means but 1"):
-        Normalise(MEAN, 0.5)
-    with pytest.raises(ConfigError, match="3 channels, the pictures have 1"):
-        Normalise(MEAN, STD)(torch.zeros(2, 1, 4, 4), torch.zeros(2), NONE, "")
+        Normalize(MEAN, 0.5)
+    with pytest.raises(ConfigError, match="3 channels, the images have 1"):
+        Normalize(MEAN, STD)(torch.zeros(2, 1, 4, 4), torch.zeros(2), NONE, "")
     with pytest.raises(
         ConfigError, match=r"scale 0 to 1, not .123.7, 116.3, 103.5.: divide it and the std by 255"
     ):
-        Normalise((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))
+        Normalize((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))
     for wrong in ("a", None, [[0.5]]):
         with pytest.raises(ConfigError, match="numbers, one for each channel"):
-            Normalise(wrong, 1)  # type: ignore[arg-type]
+            Normalize(wrong, 1)  # type: ignore[arg-type]

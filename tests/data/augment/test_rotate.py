@@ -13,12 +13,12 @@ from support.synthetic_photos import distance, scene
 @pytest.mark.parametrize("angle", [-90, -33.3, 0, 7, 45, 180])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_as_pillows_rotate(angle: float, channels: int) -> None:
-    """Under half a level on average where both see the picture; at the border Pillow does not blend
+    """Under half a level on average where both see the image; at the border Pillow does not blend
     with the outside."""
-    picture = scene(60, 60, channels=channels, grain=2)
-    image = Image.fromarray(picture if channels == 3 else picture[..., 0])
-    wanted = np.asarray(image.rotate(angle, Image.Resampling.BILINEAR)).reshape(picture.shape)
-    found = Rotate(180).one(picture.copy(), np.array([float(angle)]))
+    image = scene(60, 60, channels=channels, grain=2)
+    unrotated = Image.fromarray(image if channels == 3 else image[..., 0])
+    wanted = np.asarray(unrotated.rotate(angle, Image.Resampling.BILINEAR)).reshape(image.shape)
+    found = Rotate(180).one(image.copy(), np.array([float(angle)]))
     inside = slice(12, 48)
     assert distance(found[inside, inside], wanted[inside, inside]) < 0.6
     assert distance(found, wanted) < 4

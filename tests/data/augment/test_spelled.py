@@ -14,10 +14,8 @@ from allstep.errors import ConfigError
 
 
 def batch_of(transform: Transform) -> tuple[torch.Tensor, torch.Tensor]:
-    pictures = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
-    loader = Loader(
-        ArraySource(pictures, np.arange(12) % 3), transform, batch=12, seed=5, workers=0
-    )
+    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
+    loader = Loader(ArraySource(images, np.arange(12) % 3), transform, batch=12, seed=5, workers=0)
     batch = next(iter(loader.batches(24)))
     return batch.data, batch.target
 
@@ -60,7 +58,7 @@ def test_what_cannot_be_spelled(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("Flip()", "Flip works on single pictures: write it in data.augment"),
+        ("Flip()", "Flip works on single images: write it in data.augment"),
         ("Mixupp(1)", "did you mean 'Mixup'"),
         ("Mixup(-1)", "alpha of Mixup must be above 0, not -1"),
         ("Mixup()", "Mixup.*alpha"),

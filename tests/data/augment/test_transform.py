@@ -1,4 +1,4 @@
-"""Chains of operations: the same picture whoever makes it, one by one or many at once.
+"""Chains of operations: the same image whoever makes it, one by one or many at once.
 
 Reference: `one`, and the steps by hand.
 """
@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.data import Mixup, Normalise, Transform
+from allstep.data import Mixup, Normalize, Transform
 from allstep.data.augment import (
     Brightness,
     CentreCrop,
@@ -33,7 +33,7 @@ from allstep.data.augment import (
     Saturation,
 )
 from allstep.errors import ConfigError
-from support.synthetic_photos import Picture, encoded, scene
+from support.synthetic_photos import Pixels, encoded, scene
 
 JPEG = encoded(scene(60, 80))
 SMALL: list[Operation] = [
@@ -55,7 +55,7 @@ SMALL: list[Operation] = [
 
 def one_by_one(
     transform: Transform, data: Any, samples: Any, seed: int = 0, epoch: int = 0
-) -> Picture:
+) -> Pixels:
     draws = transform.draw(seed, epoch, np.asarray(samples))
     shape = transform.shape or (data[0].shape if data[0].ndim == 3 else (*data[0].shape, 1))
     out = np.full((len(samples), *shape), 99, np.uint8)
@@ -64,12 +64,12 @@ def one_by_one(
     return out
 
 
-def keep(picture: Picture) -> Picture:
-    return picture
+def keep(image: Pixels) -> Pixels:
+    return image
 
 
-def noisy(picture: Picture, rng: np.random.Generator) -> Picture:
-    return rng.integers(0, 256, picture.shape, dtype=np.uint8)
+def noisy(image: Pixels, rng: np.random.Generator) -> Pixels:
+    return rng.integers(0, 256, image.shape, dtype=np.uint8)
 
 
 @given(
@@ -83,8 +83,8 @@ def test_many_gives_bit_for_bit_what_one_gives(
     operations: list[Operation], channels: int, flat: bool, seed: int, epoch: int
 ) -> None:
     transform = Transform(*operations, channels=channels)
-    pictures = np.stack([scene(12, 11, number, channels) for number in range(5)])
-    data = pictures[..., 0] if flat and channels == 1 else pictures
+    images = np.stack([scene(12, 11, number, channels) for number in range(5)])
+    data = images[..., 0] if flat and channels == 1 else images
     samples = np.array([7, 3, 2**33, 0, 12])
     wanted = one_by_one(transform, data, samples, seed, epoch)
     before, out = data.copy(), np.full_like(wanted, 99)
@@ -129,7 +129,7 @@ def test_where_many_cannot_it_says_so() -> None:
     assert not crop.many(data[..., :1], out, crop.draw(0, 0, np.arange(1)))
 
 
-def test_the_same_picture_in_any_batch() -> None:
+def test_the_same_image_in_any_batch() -> None:
     transform = Transform(
         RandomResizedCrop(20), Flip(), ColourJitter(0.4, 0.4, 0.4, 0.1), Rotate(10), Erase(), noisy
     )
@@ -187,20 +187,20 @@ def test_a_users_function_holds_the_lock() -> None:
     ("function", "error", "says"),
     [
         (
-            lambda picture: picture / 255,
+            lambda image: image / 255,
             ConfigError,
             r"<lambda> gave a float64 array of shape \(20, 20, 3\)",
         ),
-        (lambda picture: None, ConfigError, "<lambda> gave a NoneType"),
+        (lambda image: None, ConfigError, "<lambda> gave a NoneType"),
         (
-            lambda picture: picture[:5],
+            lambda image: image[:5],
             ConfigError,
-            r"after <lambda> a picture is \(5, 20, 3\), the batch has room for \(20, 20, 3\)",
+            r"after <lambda> an image is \(5, 20, 3\), the batch has room for \(20, 20, 3\)",
         ),
         (
-            lambda picture: picture.reshape(7),
+            lambda image: image.reshape(7),
             RuntimeError,
-            r"<lambda> failed on a picture of shape \(20, 20, 3\)",
+            r"<lambda> failed on an image of shape \(20, 20, 3\)",
         ),
     ],
 )
@@ -216,8 +216,8 @@ def test_a_users_function_that_goes_wrong_is_named(
     [
         (lambda: Transform(Flip), r"write Flip\(\.\.\.\)"),
         (lambda: Transform("flip"), "neither an operation nor a function"),  # type: ignore[arg-type]
-        (lambda: Transform(Normalise(0, 1)), r"works on batches: Transform\(\.\.\., batch="),
-        (lambda: Transform(batch=[Flip()]), "works on pictures, not on batches"),  # type: ignore[list-item]
+        (lambda: Transform(Normalize(0, 1)), r"works on batches: Transform\(\.\.\., batch="),
+        (lambda: Transform(batch=[Flip()]), "works on images, not on batches"),  # type: ignore[list-item]
         (lambda: Transform(batch=[3]), "not an operation on batches"),  # type: ignore[list-item]
         (lambda: Transform(channels=4), "3 channels .* not 4"),
         (lambda: Transform(lambda a, b, c: a), "wants 3 arguments"),
@@ -228,7 +228,7 @@ def test_wrong_arguments_are_named(make: Any, says: str) -> None:
         make()
 
 
-def test_pictures_of_other_sizes_need_a_crop() -> None:
+def test_images_of_other_sizes_need_a_crop() -> None:
     transform, out = Transform(Flip()), np.zeros((20, 20, 3), np.uint8)
     with pytest.raises(ValueError, match="begin with a crop or Resize"):
         transform.one(JPEG, out, transform.draw(0, 0, np.arange(1)), 0)
@@ -239,8 +239,8 @@ def test_a_transform_pickles_with_functions_of_any_kind() -> None:
     transform = Transform(
         RandomResizedCrop(20),
         noisy,
-        lambda picture: picture + np.uint8(shift),
-        batch=[Normalise(0.5, 0.2), Mixup(1.0)],
+        lambda image: image + np.uint8(shift),
+        batch=[Normalize(0.5, 0.2), Mixup(1.0)],
     )
     copy = pickle.loads(pickle.dumps(transform))
     assert repr(copy) == repr(transform) and copy.shape == transform.shape
@@ -249,32 +249,32 @@ def test_a_transform_pickles_with_functions_of_any_kind() -> None:
 
 def test_it_says_what_it_does() -> None:
     transform = Transform(
-        CentreCrop(56), Flip(), keep, batch=[Normalise((0.5,), (0.2,))], channels=1
+        CentreCrop(56), Flip(), keep, batch=[Normalize((0.5,), (0.2,))], channels=1
     )
     assert (
         transform.describe()
         == "CentreCrop(size=(56, 56), shorter=64) > Flip(p=0.5, alternating=False) > keep >"
-        " Normalise((0.5,), (0.2,))"
+        " Normalize((0.5,), (0.2,))"
     )
     assert repr(transform).startswith("Transform(CentreCrop(") and repr(transform).endswith(
         "channels=1)"
     )
-    assert Transform().describe() == "pictures as they are"
+    assert Transform().describe() == "images as they are"
 
 
 def test_the_batch_part_runs_in_order() -> None:
-    transform = Transform(batch=[Mixup(1.0), Normalise(0.5, 0.25)])
+    transform = Transform(batch=[Mixup(1.0), Normalize(0.5, 0.25)])
     transform.num_classes = 4
     data, target = torch.full((3, 1, 2, 2), 255, dtype=torch.uint8), torch.tensor([0, 1, 3])
-    pictures, soft = transform.on_batch(data, target, transform.draw(0, 0, np.arange(3)))
-    assert torch.allclose(pictures, torch.full((3, 1, 2, 2), 2.0))
+    images, soft = transform.on_batch(data, target, transform.draw(0, 0, np.arange(3)))
+    assert torch.allclose(images, torch.full((3, 1, 2, 2), 2.0))
     assert soft.shape == (3, 4)
     assert Transform().on_batch(data, target, transform.draw(0, 0, np.arange(3))) == (data, target)
 
 
 @pytest.mark.usefixtures("processes")
-def test_pictures_need_no_torch() -> None:
-    """A worker process that only makes pictures should not pay for importing torch."""
+def test_images_need_no_torch() -> None:
+    """A worker process that only makes images should not pay for importing torch."""
     code = (
         "import sys, allstep.data.augment.transform, allstep.data.augment; sys.exit('torch' in"
         " sys.modules)"

@@ -1,4 +1,4 @@
-"""From stored bytes to pictures. Reference: Pillow, and the picture that was encoded."""
+"""From stored bytes to images. Reference: Pillow, and the image that was encoded."""
 
 import io
 import struct
@@ -12,7 +12,7 @@ from allstep.data.augment.crop import cropped
 from allstep.data.image.decode import decode
 from support.synthetic_photos import by_pillow, distance, encoded, scene
 
-PICTURE = scene(37, 53)
+IMAGE = scene(37, 53)
 NONE = np.empty(0)
 
 
@@ -21,8 +21,8 @@ NONE = np.empty(0)
     [("PNG", {}), ("WEBP", {"lossless": True}), ("BMP", {}), ("TIFF", {}), ("GIF", {})],
 )
 def test_lossless_kinds_give_back_what_was_stored(kind: str, options: dict[str, bool]) -> None:
-    data = encoded(PICTURE, kind, **options)
-    assert np.array_equal(decode(data), PICTURE if kind != "GIF" else by_pillow(data))
+    data = encoded(IMAGE, kind, **options)
+    assert np.array_equal(decode(data), IMAGE if kind != "GIF" else by_pillow(data))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_lossless_kinds_give_back_what_was_stored(kind: str, options: dict[str, 
 def test_lossy_kinds_are_as_pillow_decodes_them(
     kind: str, options: dict[str, bool], channels: int
 ) -> None:
-    data = encoded(PICTURE, kind, **options)
+    data = encoded(IMAGE, kind, **options)
     wanted = by_pillow(data, "RGB" if channels == 3 else "L")
     assert distance(decode(data, channels), wanted) < (
         0.01 if kind == "JPEG" and channels == 3 else 1
@@ -41,7 +41,7 @@ def test_lossy_kinds_are_as_pillow_decodes_them(
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1"])
 def test_grey_palette_and_alpha_become_rgb_and_grey(mode: str) -> None:
-    data = encoded(PICTURE, "PNG", mode=mode)
+    data = encoded(IMAGE, "PNG", mode=mode)
     assert np.array_equal(decode(data), by_pillow(data))
     assert distance(decode(data, 1), by_pillow(data, "L")) < 1
 
@@ -53,17 +53,17 @@ def test_grey_palette_and_alpha_become_rgb_and_grey(mode: str) -> None:
 def test_transparency_is_dropped_not_blended(
     kind: str, options: dict[str, bool], alpha: int
 ) -> None:
-    clear = np.dstack([PICTURE, np.full(PICTURE.shape[:2], alpha, np.uint8)])
-    assert np.array_equal(decode(encoded(clear, kind, **options)), PICTURE)
+    clear = np.dstack([IMAGE, np.full(IMAGE.shape[:2], alpha, np.uint8)])
+    assert np.array_equal(decode(encoded(clear, kind, **options)), IMAGE)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_of_sixteen_bits_the_upper_eight_stay(kind: str, channels: int) -> None:
     levels = np.arange(37 * 53, dtype=np.uint16).reshape(37, 53) * 33
-    picture = decode(_saved(Image.fromarray(levels), kind), channels)
-    assert picture.shape == (37, 53, channels)
-    assert np.abs(picture.astype(int) - (levels // 256)[..., None]).max() <= 1
+    image = decode(_saved(Image.fromarray(levels), kind), channels)
+    assert image.shape == (37, 53, channels)
+    assert np.abs(image.astype(int) - (levels // 256)[..., None]).max() <= 1
 
 
 @pytest.mark.parametrize(("kind", "words"), [("f4", "floating-point"), ("i4", "32 bits")])
@@ -80,9 +80,9 @@ def test_pixels_whose_range_is_not_known_are_refused(kind: str, words: str) -> N
 def test_the_orientation_of_exif_is_ignored(kind: str, turn: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = turn
-    data = encoded(PICTURE, kind, exif=exif)
-    assert decode(data).shape == PICTURE.shape
-    assert np.array_equal(decode(data), PICTURE if kind == "TIFF" else by_pillow(data))
+    data = encoded(IMAGE, kind, exif=exif)
+    assert decode(data).shape == IMAGE.shape
+    assert np.array_equal(decode(data), IMAGE if kind == "TIFF" else by_pillow(data))
 
 
 def test_a_small_tiff_of_huge_tiles_is_refused() -> None:
@@ -98,14 +98,14 @@ def test_a_small_tiff_of_huge_tiles_is_refused() -> None:
 
 def test_pillows_own_limit_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    assert np.array_equal(decode(encoded(PICTURE, "TIFF")), PICTURE)
+    assert np.array_equal(decode(encoded(IMAGE, "TIFF")), IMAGE)
 
 
 @pytest.mark.parametrize(
     "kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)]
 )
 def test_any_buffer_will_do(kind: type) -> None:
-    data = encoded(PICTURE)
+    data = encoded(IMAGE)
     assert np.array_equal(decode(kind(data)), decode(data))
     assert np.array_equal(
         cropped(kind(data), CentreCrop(20), NONE), cropped(data, CentreCrop(20), NONE)
@@ -113,14 +113,13 @@ def test_any_buffer_will_do(kind: type) -> None:
 
 
 def test_arrays_pass_and_are_copied() -> None:
-    given = decode(PICTURE)
-    assert np.array_equal(given, PICTURE) and not np.shares_memory(given, PICTURE)
+    given = decode(IMAGE)
+    assert np.array_equal(given, IMAGE) and not np.shares_memory(given, IMAGE)
     grey = scene(9, 7, channels=1)
     assert np.array_equal(decode(grey[..., 0], 1), grey)
     assert np.array_equal(decode(grey), np.repeat(grey, 3, axis=2))
     assert (
-        distance(decode(PICTURE, 1), np.asarray(Image.fromarray(PICTURE).convert("L"))[..., None])
-        < 1
+        distance(decode(IMAGE, 1), np.asarray(Image.fromarray(IMAGE).convert("L"))[..., None]) < 1
     )
 
 
@@ -128,16 +127,16 @@ def test_arrays_pass_and_are_copied() -> None:
     ("data", "says"),
     [
         (b"", "no bytes at all"),
-        (b"This is no picture.", "not a picture: 19 bytes that begin with b'This is '"),
-        (encoded(PICTURE, "PNG")[:2000], "broken picture|not a picture"),
-        (encoded(PICTURE, "WEBP", quality=90)[:300], "broken picture|not a picture"),
-        (b"\xff\xd8\xff", "broken picture|not a picture"),
-        (7, "int is neither an encoded picture nor an array"),
+        (b"This is no image.", "not an image: 17 bytes that begin with b'This is '"),
+        (encoded(IMAGE, "PNG")[:2000], "broken image|not an image"),
+        (encoded(IMAGE, "WEBP", quality=90)[:300], "broken image|not an image"),
+        (b"\xff\xd8\xff", "broken image|not an image"),
+        (7, "int is neither an encoded image nor an array"),
         (np.zeros((4, 4), np.float32), "uint8 .* not float32"),
         (np.zeros((4, 4, 5), np.uint8), "5 channels cannot be given as 3"),
     ],
 )
-def test_what_is_no_picture_is_a_value_error(data: object, says: str) -> None:
+def test_what_is_no_image_is_a_value_error(data: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         decode(data)
     with pytest.raises(ValueError, match=says):
@@ -147,9 +146,9 @@ def test_what_is_no_picture_is_a_value_error(data: object, says: str) -> None:
 @pytest.mark.parametrize("position", [0.2, 0.5, 0.8])
 def test_a_png_with_a_broken_byte_is_an_error(position: float) -> None:
     """PNG has checksums of its own."""
-    data = bytearray(encoded(PICTURE, "PNG"))
+    data = bytearray(encoded(IMAGE, "PNG"))
     data[int(len(data) * position)] ^= 0x55
-    with pytest.raises(ValueError, match="broken picture"):
+    with pytest.raises(ValueError, match="broken image"):
         decode(data)
 
 
@@ -178,10 +177,10 @@ def _saved(image: Image.Image, kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
-def test_opencv_says_nothing_of_cut_pictures_on_its_own(
+def test_opencv_says_nothing_of_cut_images_on_its_own(
     kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    data = encoded(PICTURE, kind)
+    data = encoded(IMAGE, kind)
     with pytest.raises(ValueError):
         decode(data[: len(data) // 2])
     assert capfd.readouterr() == ("", "")
@@ -190,11 +189,11 @@ def test_opencv_says_nothing_of_cut_pictures_on_its_own(
 def test_a_tiff_whose_strips_do_not_unpack_is_broken() -> None:
     """OpenCV gives out what it has of them; most flipped bits in deflated strips are found by
     Pillow."""
-    picture = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
     content = io.BytesIO()
-    Image.fromarray(picture).save(content, "TIFF", compression="tiff_adobe_deflate")
+    Image.fromarray(image).save(content, "TIFF", compression="tiff_adobe_deflate")
     code = bytearray(content.getvalue())
-    np.testing.assert_array_equal(decode(bytes(code)), picture)
+    np.testing.assert_array_equal(decode(bytes(code)), image)
     code[len(code) // 2] ^= 0x10
-    with pytest.raises(ValueError, match="broken picture"):
+    with pytest.raises(ValueError, match="broken image"):
         decode(bytes(code))

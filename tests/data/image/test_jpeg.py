@@ -1,6 +1,6 @@
 """JPEGs cut down to a crop.
 
-Reference: the whole picture, decoded by the same library, or by Pillow.
+Reference: the whole image, decoded by the same library, or by Pillow.
 """
 
 import sys
@@ -52,7 +52,7 @@ def crops(draw: Any) -> tuple[bytes, Region]:
 
 
 @given(crop=crops(), channels=st.sampled_from([1, 3]))
-def test_a_part_is_the_same_as_in_the_whole_picture(
+def test_a_part_is_the_same_as_in_the_whole_image(
     crop: tuple[bytes, Region], channels: int
 ) -> None:
     data, region = crop
@@ -120,9 +120,9 @@ def test_a_truncated_file_is_an_error_also_where_the_crop_is_there(
 ) -> None:
     data = encoded(scene(120, 160), progressive=progressive, quality=90)
     short = data[:-2] if left == "EOI" else data[: int(len(data) * left)]
-    with pytest.raises(ValueError, match=r"broken|not a picture|truncated"):
+    with pytest.raises(ValueError, match=r"broken|not an image|truncated"):
         decode.decode(short)
-    with pytest.raises(ValueError, match=r"broken|not a picture|truncated"):
+    with pytest.raises(ValueError, match=r"broken|not an image|truncated"):
         cropped(short, _Top(), np.empty(0))
 
 
@@ -134,16 +134,14 @@ def test_truncated_in_front_of_a_wrong_end_is_an_error() -> None:
 
 
 @given(where=st.floats(0, 1), flip=st.integers(1, 255), part=st.booleans())
-def test_a_broken_byte_gives_a_picture_or_a_value_error(
-    where: float, flip: int, part: bool
-) -> None:
+def test_a_broken_byte_gives_a_image_or_a_value_error(where: float, flip: int, part: bool) -> None:
     data = bytearray(FINE)
     data[int(where * (len(data) - 1))] ^= flip
     try:
-        picture = cropped(data, _Top(), np.empty(0)) if part else decode.decode(data)
+        image = cropped(data, _Top(), np.empty(0)) if part else decode.decode(data)
     except ValueError:
         return
-    assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
+    assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
 
 
 def test_a_header_that_lies_about_the_size_takes_no_memory() -> None:
@@ -155,7 +153,7 @@ def test_a_header_that_lies_about_the_size_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize("extra", [b"\0" * 7, b"abcdefghijkl"])
-def test_harmless_complaints_still_give_the_picture(extra: bytes) -> None:
+def test_harmless_complaints_still_give_the_image(extra: bytes) -> None:
     """Bytes that belong nowhere before the end, as some cameras and a few files of ImageNet have
     them."""
     data = FINE[:-2] + extra + b"\xff\xd9"
@@ -196,29 +194,29 @@ def test_thousands_of_scans_are_refused_before_decoding(stray: bytes) -> None:
 
 @pytest.mark.parametrize("ratio", [2.0, 3.1, 4.0, 9.0])
 def test_large_crops_are_decoded_reduced_and_look_the_same(ratio: float) -> None:
-    """Against Pillow's antialiased reduction of the whole picture: under 2 levels on average."""
+    """Against Pillow's antialiased reduction of the whole image: under 2 levels on average."""
     height, width = int(60 * ratio) + 40, int(60 * ratio) + 80
     data, side = encoded(scene(height, width, grain=3), quality=95), int(60 * ratio)
     region = Region(30, 50, side, side)
-    picture, part = jpeg.decode_part(memoryview(data), lambda h, w: region, (60, 60), 3)
-    assert picture.shape[0] < height / 1.9 and 60 <= part.height < 120 * (1 + (ratio > 8))
+    image, part = jpeg.decode_part(memoryview(data), lambda h, w: region, (60, 60), 3)
+    assert image.shape[0] < height / 1.9 and 60 <= part.height < 120 * (1 + (ratio > 8))
     box = (50, 30, 50 + side, 30 + side)
     wanted = np.asarray(
         Image.fromarray(by_pillow(data)).resize((60, 60), Image.Resampling.BILINEAR, box=box)
     )
-    assert distance(cut_out(picture, part, (60, 60)), wanted) < 2
+    assert distance(cut_out(image, part, (60, 60)), wanted) < 2
 
 
 @pytest.mark.parametrize("work", ["simplejpeg", "imdecode", "resize"])
 def test_decoders_let_other_threads_run(work: str) -> None:
     """With a switch interval of 100 s, another thread moves during a call only if the call itself
     lets go of the lock."""
-    picture = scene(700, 900)
-    data = encoded(picture)
+    image = scene(700, 900)
+    data = encoded(image)
     calls: dict[str, Callable[[], Any]] = {
         "simplejpeg": lambda: simplejpeg.decode_jpeg(data),
         "imdecode": lambda: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB),
-        "resize": lambda: cv2.resize(picture, (2000, 2000)),
+        "resize": lambda: cv2.resize(image, (2000, 2000)),
     }
     assert _other_thread_moves(calls[work])
     assert not _other_thread_moves(lambda: sum(range(200_000)), tries=3)
@@ -274,5 +272,5 @@ def test_sampling_factors_that_cannot_be_are_a_bad_sample(factors: int) -> None:
         data[at + 6 + 3 * component] = factors
     with pytest.raises(Odd):
         read_header(memoryview(data))
-    with pytest.raises(ValueError, match="broken picture"):
+    with pytest.raises(ValueError, match="broken image"):
         cropped(bytes(data), CentreCrop(20), np.empty(0))

@@ -1,4 +1,4 @@
-"""Pictures with more pixels than allowed are refused by their headers: as bad samples, everywhere,
+"""Images with more pixels than allowed are refused by their headers: as bad samples, everywhere,
 before anything is decoded."""
 
 import json
@@ -22,10 +22,10 @@ from allstep.data.augment.transform import Transform
 from allstep.data.image import size
 from allstep.data.image.decode import decode
 from allstep.data.image.limit import MAX_PIXELS, check_size
-from allstep.data.packing.picture import Recoding
+from allstep.data.packing.image import Recoding
 from allstep.errors import ConfigError
 from allstep.train import read_config
-from allstep.train.input.images import look, make_transform
+from allstep.train.input.images import inspect_images, make_transform
 from support.image_folders import aged, make_folder
 from support.synthetic_photos import encoded, scene
 
@@ -54,7 +54,7 @@ def file_of(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_size_is_that_of_the_decoded_picture(kind: str) -> None:
+def test_the_size_is_that_of_the_decoded_image(kind: str) -> None:
     code = file_of(kind)
     assert decode(code).shape == (HEIGHT, WIDTH, 3)
     if not kind.startswith("JPEG"):
@@ -106,29 +106,29 @@ def test_the_default_is_100_million() -> None:
     expected = r"too large: 10001 x 10000 pixels, 100 million, expected at most 100 million"
     with pytest.raises(ValueError, match=expected):
         decode(png_of(10_001, 10_000))
-    with pytest.raises(ValueError, match="broken picture"):
+    with pytest.raises(ValueError, match="broken image"):
         decode(png_of(10_001, 10_000), max_pixels=200_000_000)
 
 
-def test_a_picture_without_pixels_is_broken() -> None:
+def test_a_image_without_pixels_is_broken() -> None:
     """Found by fuzzing: a GIF whose header says 0 pixels was resized to nothing."""
     code = bytearray(file_of("GIF"))
     code[6:8] = bytes(2)
     for attempt in (decode, Recoding(), Recoding(format="png"), Recoding(max_side=7)):
-        with pytest.raises(ValueError, match=f"broken picture: {HEIGHT} x 0 pixels"):
+        with pytest.raises(ValueError, match=f"broken image: {HEIGHT} x 0 pixels"):
             attempt(bytes(code))
 
 
 def test_eps_is_not_opened() -> None:
     """Pillow would start Ghostscript for it."""
     code = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
-    with pytest.raises(ValueError, match="not a picture"):
+    with pytest.raises(ValueError, match="not an image"):
         decode(code)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """24 pictures, and one that is larger than the others."""
+    """24 images, and one that is larger than the others."""
     made = make_folder(tmp_path / "photos")
     (made / "cat" / "large.png").write_bytes(png_of(20_000, 20_000))
     return aged(made)
@@ -181,7 +181,7 @@ def test_the_key_of_a_run_reaches_its_transforms(folder: Path) -> None:
     for most in (MAX_PIXELS, 10**9):
         section = read_config("defaults", [*words, f"data.max_pixels={most}"]).data
         source = open_source(str(folder))
-        seen = look(source, np.arange(len(source)), section)
+        seen = inspect_images(source, np.arange(len(source)), section)
         made = [make_transform(key, section, seen) for key in ("augment", "prepare")]
         assert [each.max_pixels for each in made if each] == [most, most]
     with pytest.raises(ConfigError, match=r"data\.max_pixels"):

@@ -1,4 +1,4 @@
-"""How many bytes a picture may have, wherever it is stored."""
+"""How many bytes an image may have, wherever it is stored."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_more_than_the_limit_is_refused_before_anything_is_copied(
     monkeypatch.setattr(decode, "MAX_NBYTES", 1000)
     with pytest.raises(ValueError, match=r"^too large: 1001 bytes, expected at most 1000$"):
         decode.decode(bytes(1001))
-    with pytest.raises(ValueError, match=r"^not a picture"):
+    with pytest.raises(ValueError, match=r"^not an image"):
         decode.decode(bytes(1000))
 
 

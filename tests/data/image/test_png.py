@@ -22,7 +22,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(between: bytes = b"") -> bytes:
-    """A picture of 5 x 4 pixels, with further chunks behind the header."""
+    """An image of 5 x 4 pixels, with further chunks behind the header."""
     rows = np.arange(60, dtype=np.uint8).reshape(4, 15)
     pixels = b"".join(b"\0" + row.tobytes() for row in rows)
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", 5, 4, 8, 2, 0, 0, 0))

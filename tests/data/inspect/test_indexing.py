@@ -1,4 +1,4 @@
-"""`allstep data index`: afterwards damage is found that no decoder would notice."""
+"""`allstep data index`: afterwards, damage is detected that no decoder would detect."""
 
 import os
 from pathlib import Path
@@ -22,15 +22,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
 
 
-def invoke(*words: str) -> str:
-    outcome = CliRunner().invoke(app, ["data", "index", *words])
+def invoke(*arguments: str) -> str:
+    outcome = CliRunner().invoke(app, ["data", "index", *arguments])
     assert outcome.exit_code == 0, outcome.output
     return outcome.stdout
 
 
 def change(path: Path, offset: int, seconds: int = 0) -> None:
-    """Flips a bit and leaves the file's time as it was, as a bad disk does; or makes it so many
-    seconds later, as a write does."""
+    """Flip a bit, and set the file's time `seconds` later: 0 as by a bad disk, 1 as by a write."""
     before, content = path.stat(), bytearray(path.read_bytes())
     content[offset] ^= 1
     path.write_bytes(content)
@@ -61,9 +60,8 @@ def test_tars_are_packed_with_checksums(tmp_path: Path, seconds: int) -> None:
     pack(open_source(str(folder)), "photos", tmp_path / "out", Options("x", to="tar"))
     path = tmp_path / "out" / "x-00000-of-00001.tar"
     change(path, open_source(str(path)).place(5).offset + 512 + 400, seconds)
-    found = verify(
-        open_source(str(path))
-    ).bad  # by its checksum: nobody would see it in the picture
+    # Only the checksum shows the change: the image can still be decoded.
+    found = verify(open_source(str(path))).bad
     assert [bad.number for bad in found] == [5] and "CRC32C" in found[0].reason
     invoke(str(path), "--checksum")
     assert 5 not in {

@@ -1,4 +1,4 @@
-"""What is in a set, counted against the files themselves."""
+"""What a dataset contains, compared with the files themselves."""
 
 import json
 import tarfile
@@ -45,9 +45,9 @@ def test_of_a_folder(folder: Path) -> None:
         sum(path.stat().st_size for path in files),
     )
     assert found.classes == (("cat", 7), ("dog", 8), ("eel", 8))
-    assert found.pictures.formats == {"jpeg": 21, "png": 2}
-    assert found.pictures.width == Spread(32, 32, 32)
-    assert found.pictures.height == Spread(24, 27, 31)
+    assert found.images.formats == {"jpeg": 21, "png": 2}
+    assert found.images.width == Spread(32, 32, 32)
+    assert found.images.height == Spread(24, 27, 31)
 
 
 def test_of_shards(packed: Path) -> None:
@@ -75,7 +75,7 @@ class TestTheCommand:
     def test_a_table(self, packed: Path) -> None:
         outcome = CliRunner().invoke(app, ["data", "info", str(packed)])
         assert outcome.exit_code == 0, outcome.output
-        for word in (
+        for text in (
             "23",
             "7 to 8 samples each",
             "21 jpeg, 2 png",
@@ -83,7 +83,7 @@ class TestTheCommand:
             *CLASSES,
             "█" * 30,
         ):
-            assert word in outcome.stdout
+            assert text in outcome.stdout
 
     def test_json(self, packed: Path, tmp_path: Path) -> None:
         outcome = CliRunner().invoke(app, ["data", "info", str(packed), "--json", "-"])

@@ -1,4 +1,4 @@
-"""The contact sheet: its size, and that its places hold the pictures that training would see."""
+"""The contact sheet: its size, and that its cells contain the images of a training run."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_small_arrays_are_magnified(shape: tuple[int, ...]) -> None:
 
 def test_a_bad_sample_has_its_reason_for_a_title(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "photos")
-    (folder / "cat" / "000.jpg").write_bytes(b"no picture")
+    (folder / "cat" / "000.jpg").write_bytes(b"no image")
     image = np.asarray(sheet(open_source(str(folder)), spelled("Resize(96)"), [0], columns=1))
     assert (image[2 * BAND :] == 255).all()
     assert (image[BAND : 2 * BAND] < 255).any()
@@ -81,7 +81,7 @@ def test_what_cannot_be_spelled(text: str, complaint: str) -> None:
 class TestTheCommand:
     def test_it_writes_a_png(self, tmp_path: Path) -> None:
         folder = make_folder(tmp_path / "photos", height=130, width=120)
-        words = [
+        arguments = [
             "data",
             "show",
             str(folder),
@@ -90,7 +90,7 @@ class TestTheCommand:
             "--augment",
             "RandomResizedCrop(96)",
         ]
-        outcome = CliRunner().invoke(app, [*words, "--samples", "3", "--epochs", "4"])
+        outcome = CliRunner().invoke(app, [*arguments, "--samples", "3", "--epochs", "4"])
         assert outcome.exit_code == 0, outcome.output
         with Image.open(tmp_path / "sheet.png") as image:
             assert (image.format, (image.height, image.width)) == (
@@ -108,8 +108,8 @@ class TestTheCommand:
         assert "\n" not in str(outcome.exception)
 
     def test_the_augmentation_of_a_recipe(self, tmp_path: Path) -> None:
-        """On the recipe's own data, or on a set that is given; the same pictures as with its
-        operations spelled out."""
+        """Show the recipe's dataset, or a given one, with the same images as with its operations
+        written out."""
         recipe, spelled_out, other = (
             str(tmp_path / f"{name}.png") for name in ("recipe", "spelled", "other")
         )
@@ -117,7 +117,7 @@ class TestTheCommand:
         mine.write_text(
             "recipe: digits\nseed: 3\ndata: {augment: 'PadAndCrop(8, pad=2), Flip()'}\n"
         )
-        for words in (
+        for arguments in (
             ["--recipe", str(mine), "--out", recipe],
             [
                 "digits",
@@ -137,19 +137,19 @@ class TestTheCommand:
             ],
         ):
             outcome = CliRunner().invoke(
-                app, ["data", "show", *words, "--samples", "2", "--epochs", "2"]
+                app, ["data", "show", *arguments, "--samples", "2", "--epochs", "2"]
             )
             assert outcome.exit_code == 0, outcome.output
         assert Path(recipe).read_bytes() == Path(spelled_out).read_bytes()
         assert "RandomResizedCrop(size=(224, 224)" in outcome.output
 
     @pytest.mark.parametrize(
-        "words",
+        "arguments",
         [[], ["digits", "--augment", "Flip()", "--recipe", "digits"], ["--recipe", "digit"]],
     )
-    def test_what_says_too_little_or_too_much(self, words: list[str], tmp_path: Path) -> None:
+    def test_wrong_options_are_errors(self, arguments: list[str], tmp_path: Path) -> None:
         outcome = CliRunner().invoke(
-            app, ["data", "show", *words, "--out", str(tmp_path / "x.png")]
+            app, ["data", "show", *arguments, "--out", str(tmp_path / "x.png")]
         )
         assert getattr(outcome.exception, "exit_code", None) == 2
         assert "\n" not in str(outcome.exception)

@@ -1,4 +1,4 @@
-"""Checking a set: exactly the planted bad samples are found."""
+"""Verify a dataset: exactly the planted bad samples are found."""
 
 import json
 from pathlib import Path
@@ -22,12 +22,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """24 pictures; the last one of `cat` and of `eel` are PNG."""
+    """24 images; the last one of `cat` and of `eel` are PNG."""
     return make_folder(tmp_path / "photos")
 
 
 def plant(folder: Path) -> list[int]:
-    """Damages pictures 2 (cut JPEG), 7 (cut PNG), 9 (no picture), 20 (empty)."""
+    """Damage images 2 (cut JPEG), 7 (cut PNG), 9 (no image), 20 (empty)."""
     files = [path for part in sorted(folder.iterdir()) for path in sorted(part.iterdir())]
     for number, content in (
         (2, encoded(2)[:-60]),
@@ -40,14 +40,14 @@ def plant(folder: Path) -> list[int]:
 
 
 def test_a_good_folder(folder: Path) -> None:
-    told: list[tuple[int, int, int]] = []
-    found = verify(open_source(str(folder)), progress=lambda *figures: told.append(figures))
+    reported: list[tuple[int, int, int]] = []
+    found = verify(open_source(str(folder)), progress=lambda *figures: reported.append(figures))
     assert (found.num_samples, found.bad) == (24, ())
-    assert told[-1] == (24, 24, 0)
+    assert reported[-1] == (24, 24, 0)
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
-def test_planted_pictures_are_found(folder: Path, jobs: int) -> None:
+def test_planted_images_are_found(folder: Path, jobs: int) -> None:
     planted = plant(folder)
     found = verify(open_source(str(folder)), jobs=jobs)
     assert [bad.number for bad in found.bad] == planted
@@ -55,10 +55,9 @@ def test_planted_pictures_are_found(folder: Path, jobs: int) -> None:
 
 def test_planted_damage_of_records(tmp_path: Path) -> None:
     records = [frame(encode({"image": encoded(n), "label": n % 3})) for n in range(40)]
-    records[5] = (
-        records[5][:100] + bytes([records[5][100] ^ 1]) + records[5][101:]
-    )  # the checksum finds it
-    records[11] = frame(encode({"image": encoded(11)[:300], "label": 1}))  # only a decoder finds it
+    # The checksum detects this damage, only a decoder the next.
+    records[5] = records[5][:100] + bytes([records[5][100] ^ 1]) + records[5][101:]
+    records[11] = frame(encode({"image": encoded(11)[:300], "label": 1}))
     records[17] = frame(encode({"label": 1}))
     records[23] = frame(encode({"image": encoded(23), "label": 3}))  # there are 3 classes
     (tmp_path / "set").mkdir()
@@ -96,11 +95,11 @@ class TestTheCommand:
         assert all(Path(line["file"]).exists() and line["reason"] for line in lines)
 
     @pytest.mark.parametrize(
-        "words", [["/no/such/set"], ["{folder}", "--list", "/no/such/folder/x"]]
+        "arguments", [["/no/such/set"], ["{folder}", "--list", "/no/such/folder/x"]]
     )
-    def test_bad_input_is_one_line(self, folder: Path, words: list[str]) -> None:
+    def test_bad_input_is_one_line(self, folder: Path, arguments: list[str]) -> None:
         outcome = CliRunner().invoke(
-            app, ["data", "verify", *(word.format(folder=folder) for word in words)]
+            app, ["data", "verify", *(argument.format(folder=folder) for argument in arguments)]
         )
         assert getattr(outcome.exception, "exit_code", None) == 2
         assert "\n" not in str(outcome.exception)

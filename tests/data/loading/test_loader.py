@@ -1,25 +1,21 @@
-"""The loader: no sample lost or repeated, the same pictures at any number of workers, from any
-position on."""
+"""The loader delivers each sample once per epoch, from any position, at any number of ranks."""
 
-import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.data import Batch, Loader, Mixup, Normalise, augment
+from allstep.data import Batch, Loader, Mixup
 from allstep.data.augment.transform import Transform
 from allstep.data.sources.arrays import ArraySource
-from allstep.data.sources.source import Sample
 from allstep.errors import ConfigError, DataError
 from allstep.world import World, places
-from support.array_sources import Arrays, Singly, noise_transform, noisy, pictures
+from support.array_sources import Arrays, Singly, noise_transform, sample_images
 
 IMAGES = np.arange(400, dtype=np.uint8).reshape(100, 2, 2)
 SIZES = st.integers(1, 12)
@@ -36,7 +32,7 @@ def loader(n: int, batch: int, rank: int = 0, size: int = 1, **options: Any) -> 
 
 
 def merged(shares: list[Batch]) -> list[int]:
-    """The global batch, from the shares of all ranks."""
+    """Return the global batch from the shares of all ranks."""
     assert len({(share.epoch, share.position) for share in shares}) == 1
     return [number for share in shares for number in share.samples.tolist()]
 
@@ -46,7 +42,7 @@ def samples(batches: Iterator[Batch]) -> list[int]:
 
 
 class TestTheStream:
-    """Without any workers: what is delivered."""
+    """Samples, epochs and positions of the batches, without loader workers."""
 
     @settings(max_examples=30)
     @given(n=st.integers(1, 60), batch=st.integers(1, 80), size=SIZES, epochs=st.integers(1, 3))
@@ -87,7 +83,7 @@ class TestTheStream:
         )
         assert before + [number for shares in resumed for number in merged(list(shares))] == whole
 
-    def test_a_batch_holds_what_it_says(self) -> None:
+    def test_the_fields_of_a_batch_are_consistent(self) -> None:
         batches = list(loader(10, 4, rank=1, size=2).batches(10, 20))
         found = [(batch.epoch, batch.position, batch.weight) for batch in batches]
         assert found == [(1, 10, 2), (1, 14, 2), (1, 18, 1)]
@@ -101,7 +97,7 @@ class TestTheStream:
     @pytest.mark.parametrize("transform", [None, noise_transform()])
     def test_a_share_may_be_empty(self, source: type[Arrays], transform: Transform | None) -> None:
         ranks = [
-            Loader(source(pictures(2)), transform, batch=2, world=world(rank, 4), workers=0)
+            Loader(source(sample_images(2)), transform, batch=2, world=world(rank, 4), workers=0)
             for rank in range(4)
         ]
         shares = [next(iter(each)) for each in ranks]
@@ -113,11 +109,11 @@ class TestTheStream:
             for share in shares
         )
 
-    def test_without_a_seed_samples_come_as_they_lie(self) -> None:
-        part = Loader(Arrays(IMAGES), batch=2, numbers=np.array([7, 3, 5]), seed=None)
-        assert [batch.samples.tolist() for batch in part] == [[7, 3], [5]]
+    def test_without_a_seed_samples_keep_their_order(self) -> None:
+        some = Loader(Arrays(IMAGES), batch=2, numbers=np.array([7, 3, 5]), seed=None)
+        assert [batch.samples.tolist() for batch in some] == [[7, 3], [5]]
 
-    def test_a_set_without_samples_has_no_batches(self) -> None:
+    def test_a_dataset_without_samples_has_no_batches(self) -> None:
         assert list(loader(0, 4)) == list(loader(0, 4).batches()) == []
 
     def test_whole_gives_each_worker_an_order_of_its_own(self) -> None:
@@ -125,7 +121,8 @@ class TestTheStream:
         mine = [samples(iter(each)) for each in ranks]
         assert [len(numbers) for numbers in mine] == [50, 50]
         assert all(len(set(numbers)) == 50 for numbers in mine)
-        assert set(mine[0]) & set(mine[1])  # no exact cover: the two were not cut from one order
+        # The two ranks share samples: they do not divide one common order.
+        assert set(mine[0]) & set(mine[1])
 
     def test_byte_order_and_read_only_arrays_come_out_usable(self) -> None:
         images = IMAGES.astype(">i2")
@@ -137,7 +134,7 @@ class TestTheStream:
 
 
 class TestPosition:
-    def test_each_loop_is_an_epoch_and_goes_on_from_the_position(self) -> None:
+    def test_each_loop_is_an_epoch_and_continues_from_the_position(self) -> None:
         ours = loader(10, 4)
         first = samples(iter(ours))
         assert (ours.position, len(ours)) == (10, 3)
@@ -149,7 +146,7 @@ class TestPosition:
     @pytest.mark.parametrize("workers", [0, 2])
     def test_it_counts_what_was_delivered(self, workers: int) -> None:
         ours = Loader(
-            Singly(pictures(40)),
+            Singly(sample_images(40)),
             noise_transform(),
             batch=4,
             workers=workers,
@@ -165,7 +162,7 @@ class TestPosition:
         state = ours.state_dict()
         assert state["position"] == 12
         other = Loader(
-            Singly(pictures(40)),
+            Singly(sample_images(40)),
             noise_transform(),
             batch=7,
             workers=workers,
@@ -204,14 +201,16 @@ class TestPosition:
         assert numbers == samples(loader(n, n).batches())
 
     def test_the_batch_may_change_while_workers_are_ahead(self) -> None:
-        ours = Loader(Singly(pictures(60)), noise_transform(), batch=4, workers=2, kind="threads")
+        ours = Loader(
+            Singly(sample_images(60)), noise_transform(), batch=4, workers=2, kind="threads"
+        )
         weights = []
         for batch in ours:
             weights.append(batch.weight)
             ours.batch = 10
         assert weights == [4, 10, 10, 10, 10, 10, 6]
 
-    def test_batches_end_with_their_epoch_when_nobody_says(self) -> None:
+    def test_batches_end_with_their_epoch_by_default(self) -> None:
         for position in (0, 3, 10, 13, 29):
             found = samples(loader(10, 4).batches(position))
             assert found == samples(loader(10, 4).batches(position, position // 10 * 10 + 10))
@@ -225,113 +224,8 @@ class TestPosition:
         assert next(iter(ours)).epoch == 2
 
 
-def all_pictures(shares: list[list[Batch]]) -> torch.Tensor:
-    return torch.cat([share.data for together in zip(*shares, strict=True) for share in together])
-
-
-class TestPictures:
-    """Reference: one worker, no threads."""
-
-    @pytest.mark.parametrize("source", [Arrays, Singly])
-    @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-    def test_any_number_of_workers_and_threads_sees_the_same(
-        self, source: type[Arrays], workers: int
-    ) -> None:
-        images = pictures(53)
-        alone = Loader(Singly(images), noise_transform(), batch=10, seed=3, workers=0)
-        expected = torch.cat([batch.data for batch in alone.batches(7, 110)])
-        for size in (1, 2, 3):
-            options: dict[str, Any] = {
-                "batch": 10,
-                "seed": 3,
-                "workers": workers,
-                "kind": "threads",
-            }
-            ranks = [
-                Loader(source(images), noise_transform(), world=world(r, size), **options)
-                for r in range(size)
-            ]
-            shares = [list(each.batches(7, 110)) for each in ranks]
-            assert torch.equal(all_pictures(shares), expected)
-
-    def test_memory_is_channels_last_and_nothing_is_copied(self) -> None:
-        batch = next(iter(Loader(Singly(pictures(8)), noise_transform(), batch=8, workers=0)))
-        assert batch.data.shape == (8, 3, 4, 4)
-        assert batch.data.is_contiguous(memory_format=torch.channels_last)
-
-    def test_a_transform_without_a_size_keeps_that_of_the_arrays(self) -> None:
-        images = pictures(6, 5, 7)
-        batch = next(iter(Loader(Singly(images), Transform(channels=1), batch=6, seed=None)))
-        assert torch.equal(batch.data, torch.from_numpy(images)[:, None])
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_the_batch_part_sees_what_is_left_of_a_batch(self, workers: int) -> None:
-        def halve(
-            data: torch.Tensor, target: torch.Tensor, draws: Any, stream: str
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            assert len(draws) == len(data)
-            assert torch.equal(torch.from_numpy(draws.samples), target)
-            return data.float() / 2, target
-
-        transform = Transform(noisy, shape=(4, 4, 3), batch=[halve])
-        source = Arrays(pictures(20), bad=(3, 4, 11))
-        ours = list(Loader(source, transform, batch=8, workers=workers, kind="threads"))
-        plain = list(Loader(source, noise_transform(), batch=8, workers=0))
-        for batch, other in zip(ours, plain, strict=True):
-            assert torch.equal(batch.data, other.data.float() / 2)
-
-    def test_fields_come_stacked_or_listed(self) -> None:
-        ours = Loader(Arrays(pictures(9)), batch=5, seed=None, fields=("name", "box", "list"))
-        batch = next(iter(ours))
-        assert batch.fields["name"] == [f"sample {i}" for i in range(5)]
-        np.testing.assert_array_equal(batch.fields["box"], [[i, i + 1] for i in range(5)])
-        assert batch.fields["list"] == [[], [0], [0, 1], [], [0]]
-
-    def test_float_targets_stay_floats(self) -> None:
-        targets = np.linspace(0, 1, 12, dtype=np.float32).reshape(6, 2)
-        for source in (Arrays(pictures(6), targets), Singly(pictures(6), targets)):
-            batch = next(iter(Loader(source, batch=4, seed=None)))
-            assert torch.equal(batch.target, torch.from_numpy(targets[:4]))
-
-
-class TestMemory:
-    def test_a_batch_that_is_held_is_never_overwritten(self) -> None:
-        """Held as a batch, as a slice, as an array, as one picture.
-
-        Reference: the same loader with copies made at once.
-        """
-        images = pictures(400)
-
-        def batches() -> Iterator[Batch]:
-            return Loader(
-                Singly(images), noise_transform(), batch=10, workers=2, kind="threads", ahead=2
-            ).batches(0, 800)
-
-        copies = [batch.data.clone() for batch in batches()]
-        held: list[tuple[int, Any]] = []
-        for number, batch in enumerate(batches()):
-            view = (batch, batch.data[2:4], batch.data.numpy(), batch.data[1].numpy()[:, 1:])[
-                number % 4
-            ]
-            if number % 3:
-                held.append((number, view))
-        del batch, view
-        gc.collect()
-        for number, view in held:
-            data = view.data if isinstance(view, Batch) else view
-            copy = (copies[number], copies[number][2:4], copies[number], copies[number][1][:, 1:])[
-                number % 4
-            ]
-            assert torch.equal(torch.as_tensor(data), copy)
-
-    def test_memory_is_used_again(self) -> None:
-        ours = Loader(Singly(pictures(400)), noise_transform(), batch=10, workers=2, kind="threads")
-        places = {batch.data.data_ptr() for batch in ours}
-        assert len(places) <= ours._machinery().ahead + 3
-
-
 class TestOptions:
-    def test_what_cannot_be_meant_is_refused(self) -> None:
+    def test_invalid_options_are_refused(self) -> None:
         source = Arrays(IMAGES)
         wrong: list[tuple[dict[str, Any], str]] = [
             ({}, "neither"),
@@ -358,7 +252,7 @@ class TestOptions:
             with pytest.raises(ConfigError, match=message):
                 Loader(source, **options)
 
-    def test_positions_that_cannot_be_are_refused(self) -> None:
+    def test_invalid_positions_are_refused(self) -> None:
         ours = loader(10, 4)
         for wrong in (-1, 0.5, "1"):
             with pytest.raises(ConfigError, match="position"):
@@ -372,9 +266,11 @@ class TestOptions:
         ours = Loader(Arrays(IMAGES), batch=whole(10), seed=whole(3))  # type: ignore[arg-type]
         other = Loader(Arrays(IMAGES), batch=10, seed=3)
         assert samples(iter(ours)) == samples(iter(other))
-        assert samples(ours.batches(whole(100), whole(200))) == samples(other.batches(100, 200))  # type: ignore[arg-type]
+        found = samples(ours.batches(whole(100), whole(200)))  # type: ignore[arg-type]
+        assert found == samples(other.batches(100, 200))
         assert type(ours.state_dict()["position"]) is type(ours.state_dict()["seed"]) is int
-        per_worker = Loader(Arrays(IMAGES), batch_per_worker=whole(10), seed=3)  # type: ignore[arg-type]
+        size: Any = whole(10)
+        per_worker = Loader(Arrays(IMAGES), batch_per_worker=size, seed=3)
         assert sorted(samples(iter(per_worker))) == list(range(100))
 
     def test_a_loader_leaves_the_transform_as_it_is(self) -> None:
@@ -382,7 +278,9 @@ class TestOptions:
         sizes = (3, 5)
         loaders = [
             Loader(
-                ArraySource(pictures(12), np.zeros(12, np.int64), classes=tuple("abcde"[:size])),
+                ArraySource(
+                    sample_images(12), np.zeros(12, np.int64), classes=tuple("abcde"[:size])
+                ),
                 transform,
                 batch=4,
             )
@@ -391,16 +289,16 @@ class TestOptions:
         assert [next(iter(each)).target.shape for each in loaders] == [(4, 3), (4, 5)]
         assert transform.num_classes is None
 
-    def test_what_is_wrong_for_every_sample_is_said_at_once(self) -> None:
-        floats = pictures(50).astype(np.float32)
+    def test_an_option_that_fits_no_sample_is_an_error_at_the_first_batch(self) -> None:
+        floats = sample_images(50).astype(np.float32)
         for source in (Arrays(floats), Singly(floats)):
             with pytest.raises(
-                ConfigError, match=r"uint8, and the samples are float32 arrays of shape \(4, 4, 3\)"
+                ConfigError, match=r"images of uint8, found float32 arrays of shape \(4, 4, 3\)"
             ):
                 next(iter(Loader(source, noise_transform(), batch=10)))
         with pytest.raises(
             ConfigError,
-            match="no feature 'nix'; further features that they have: 'box', 'list', 'name'",
+            match="no feature 'nix'; available further features: 'box', 'list', 'name'",
         ):
             next(iter(Loader(Arrays(IMAGES), batch=10, fields=["nix"])))
 
@@ -424,74 +322,11 @@ class TestOptions:
         with pytest.raises(DataError, match=r"\(1, 2\), \(2, 2\)"):
             next(iter(Loader(Ragged(IMAGES), batch=4, seed=None)))
 
-    def test_it_says_what_it_does(self) -> None:
+    def test_describe(self) -> None:
         threads = set(threading.enumerate())
         text = Loader(Arrays(IMAGES), batch=8, world=world(1, 3)).describe()
         assert "100 samples in batches of 8" in text
         assert "1 of 3" in text
         assert "no workers (arrays are only copied)" in text
-        assert set(threading.enumerate()) <= threads  # to say it, nobody is set to work
-
-
-class TestRealTransforms:
-    """With the operations that users have.
-
-    Reference: one worker, one loop, one sample at a time.
-    """
-
-    def jpegs(self, n: int) -> Singly:
-        class Jpegs(Singly):
-            def read(self, number: int) -> Sample:
-                return Sample(encoded[number], number)
-
-        smooth = [
-            cv2.resize(small, (40 + 3 * i, 60), interpolation=cv2.INTER_CUBIC)
-            for i, small in enumerate(pictures(n))
-        ]
-        encoded = [cv2.imencode(".jpg", picture)[1].tobytes() for picture in smooth]
-        return Jpegs(pictures(n))
-
-    @pytest.mark.usefixtures("processes")
-    @pytest.mark.parametrize("kind", ["threads", "processes"])
-    def test_jpegs(self, kind: Any) -> None:
-        source = self.jpegs(30)
-        transform = Transform(
-            augment.RandomResizedCrop(24), augment.Flip(), augment.ColourJitter(0.2, 0.2, 0.2)
-        )
-        alone = Loader(source, transform, batch=8, seed=2, workers=0)
-        expected = torch.cat([batch.data for batch in alone.batches(0, 60)])
-        for size, workers in ((1, 2), (2, 1), (3, 1)) if kind == "threads" else ((2, 1),):
-            options: dict[str, Any] = {"batch": 8, "seed": 2, "workers": workers, "kind": kind}
-            shares = [
-                list(Loader(source, transform, world=w, **options).batches(0, 60))
-                for w in places(["here"] * size)
-            ]
-            assert torch.equal(all_pictures(shares), expected)
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_small_pictures_at_once(self, workers: int) -> None:
-        images, transform = (
-            pictures(1000, 32, 32, 3),
-            Transform(augment.PadAndCrop(32), augment.Flip()),
-        )
-        one_by_one = Loader(Singly(images), transform, batch=300, seed=2, workers=0)
-        at_once = Loader(
-            ArraySource(images, np.arange(1000)), transform, batch=300, seed=2, workers=workers
-        )
-        assert "threads" in at_once.describe() or not workers
-        for batch, other in zip(at_once, one_by_one, strict=True):
-            assert torch.equal(batch.data, other.data)
-            assert batch.target.tolist() == other.samples.tolist()
-
-    def test_the_batch_part_of_empty_and_of_bad_shares(self) -> None:
-        batch_part = [Mixup(0.2, num_classes=4), Normalise((0.45, 0.45, 0.45), (0.25, 0.25, 0.25))]
-        transform = Transform(augment.Flip(), shape=(4, 4, 3), batch=batch_part)
-        source = Singly(pictures(4), np.arange(4), bad=(2,))
-        shares = [
-            next(iter(Loader(source, transform, batch=4, seed=None, world=world(rank, 6))))
-            for rank in range(6)
-        ]
-        assert sorted(share.weight for share in shares) == [0, 0, 0, 1, 1, 1]
-        for share in shares:
-            assert (share.data.dtype, share.data.shape) == (torch.float32, (share.weight, 3, 4, 4))
-            assert share.target.shape == (share.weight, 4)
+        # `describe` starts no threads.
+        assert set(threading.enumerate()) <= threads

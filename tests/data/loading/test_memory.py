@@ -1,4 +1,4 @@
-"""Batch memory: used again when nobody holds it, and not before."""
+"""Batch memory is reused once no reference to it is left, and not before."""
 
 import gc
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_any_view_holds_the_memory(make: type[Buffer]) -> None:
     assert buffer in [other for other, _ in others]
 
 
-def test_what_is_too_small_is_dropped_and_no_more_is_kept_than_was_asked_for() -> None:
+def test_small_buffers_are_dropped_and_at_most_keep_are_free() -> None:
     memory = Memory(2)
     held = [memory.take((100,)) for _ in range(5)]
     first = [buffer for buffer, _ in held]

@@ -1,5 +1,4 @@
-"""Bad samples: skipped alike by any number of workers, listed, counted once, and too many of them
-an error."""
+"""Bad samples are skipped at any number of ranks and listed once; too many are an error."""
 
 import json
 import os
@@ -17,15 +16,15 @@ from allstep.data.loading.quarantine import Quarantine, default_budget
 from allstep.data.sources.source import BadSample, Place, Sample
 from allstep.errors import DataError
 from allstep.world import places
-from support.array_sources import Arrays, Singly, pictures
+from support.array_sources import Arrays, Singly, sample_images
 
 BAD = (2, 3, 11, 30)
-PLAIN = Transform(lambda picture: picture, shape=(4, 4, 3))
+PLAIN = Transform(lambda image: image, shape=(4, 4, 3))
 
 
 def loader(bad: tuple[int, ...] = BAD, source: type[Arrays] = Singly, **options: Any) -> Loader:
     return Loader(
-        source(pictures(40), bad=bad), **{"batch": 8, "seed": 1, "kind": "threads", **options}
+        source(sample_images(40), bad=bad), **{"batch": 8, "seed": 1, "kind": "threads", **options}
     )
 
 
@@ -39,7 +38,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_a_bad_sample_leaves_its_batch_smaller_and_nothing_else_moves(
     source: type[Arrays], transform: Transform | None, workers: int
 ) -> None:
-    """Reference: the same set with nothing bad."""
+    """Reference: the same dataset without bad samples."""
     good = list(loader(bad=(), transform=transform, workers=0).batches(0, 80))
     for size in (1, 2, 3):
         options: dict[str, Any] = {"source": source, "transform": transform, "workers": workers}
@@ -63,7 +62,7 @@ def test_a_bad_sample_leaves_its_batch_smaller_and_nothing_else_moves(
 
 @pytest.mark.parametrize("transform", [None, PLAIN])
 def test_a_share_of_bad_samples_only_has_weight_0(transform: Transform | None) -> None:
-    ours = Loader(Singly(pictures(6), bad=(0, 1, 2)), transform, batch=3, seed=None, workers=0)
+    ours = Loader(Singly(sample_images(6), bad=(0, 1, 2)), transform, batch=3, seed=None, workers=0)
     first, second = ours
     assert (first.weight, second.weight) == (0, 3)
     assert first.data.shape[1:] == second.data.shape[1:]
@@ -131,7 +130,7 @@ def test_strict_stops_at_the_first(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("limit", [{"strict": True}, {"budget": 3}])
-def test_an_error_that_was_survived_comes_again(limit: dict[str, Any], workers: int) -> None:
+def test_an_error_that_was_caught_is_raised_again(limit: dict[str, Any], workers: int) -> None:
     ours = loader(**limit, workers=workers)
     for _ in range(3):
         with pytest.raises(DataError, match=r"strict|more than the 3 allowed"):
@@ -139,7 +138,7 @@ def test_an_error_that_was_survived_comes_again(limit: dict[str, Any], workers: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_without_anything_good_is_an_error(workers: int) -> None:
+def test_an_epoch_without_a_good_sample_is_an_error(workers: int) -> None:
     for size in (1, 2):
         world = places(["here"] * size)[0]
         ours = loader(bad=tuple(range(40)), transform=PLAIN, workers=workers, world=world)
@@ -152,7 +151,7 @@ def test_an_epoch_without_anything_good_is_an_error(workers: int) -> None:
     assert sum(batch.weight for batch in tail.batches(20, 80)) == 20
 
 
-def test_a_resumed_run_goes_on_with_the_list_of_the_earlier_one(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_the_list_of_the_earlier_one(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
     list(loader(quarantine=path))
     with path.open("a") as file:
@@ -168,7 +167,7 @@ def test_a_resumed_run_goes_on_with_the_list_of_the_earlier_one(tmp_path: Path) 
 
 
 class Encoded(Singly):
-    """PNG files, every other one of them torn."""
+    """PNG files, of which every other one is truncated."""
 
     def read(self, number: int) -> Sample:
         content = cv2.imencode(".png", self.images[number])[1].tobytes()
@@ -183,17 +182,17 @@ class WithoutNames(Singly):
         return sample if number < 5 else Sample(sample.data, sample.target)
 
 
-def test_what_cannot_be_decoded_and_what_lacks_a_feature_is_bad_too() -> None:
-    ours = Loader(Encoded(pictures(10)), PLAIN, batch=10, workers=0, seed=None)
+def test_a_sample_that_cannot_be_decoded_or_lacks_a_feature_is_bad() -> None:
+    ours = Loader(Encoded(sample_images(10)), PLAIN, batch=10, workers=0, seed=None)
     assert next(iter(ours)).samples.tolist() == [0, 2, 4, 6, 8]
-    ours = Loader(WithoutNames(pictures(10)), batch=10, workers=0, seed=None, fields=("name",))
+    ours = Loader(WithoutNames(sample_images(10)), batch=10, workers=0, seed=None, fields=("name",))
     assert next(iter(ours)).samples.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_a_warning() -> None:
     quarantine = Quarantine(2, path=Path("/dev/full"))
-    with pytest.warns(RuntimeWarning, match="No space left on device; the run goes on"):
+    with pytest.warns(RuntimeWarning, match="No space left on device; the run continues"):
         quarantine.note(BadSample(1, Place("a", 5), "torn"), 0)
     quarantine.note(BadSample(2, Place("a", 6), "torn"), 0)
     assert quarantine.num_bad == 2
@@ -204,9 +203,9 @@ def test_budget() -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe"])
-def test_what_stands_in_the_place_of_the_list_is_not_written_to(tmp_path: Path, kind: str) -> None:
-    """A run folder may be another person's: a link there could lead to a file of the user's, a pipe
-    would be waited for."""
+def test_a_link_or_pipe_in_place_of_the_list_is_not_written_to(tmp_path: Path, kind: str) -> None:
+    """A run folder may belong to another user: a link in it could point to a file of this user, and
+    a pipe would block."""
     path, target = tmp_path / "quarantine.jsonl", tmp_path / "other"
     if kind == "link":
         target.write_bytes(b"mine")

@@ -1,5 +1,7 @@
-"""Pictures of every kind that a class folder may hold come through packing, whatever the shards
-are. Reference: Pillow."""
+"""Images of every format that a class folder may contain can be packed into every kind of shard.
+
+Reference: Pillow.
+"""
 
 import io
 from pathlib import Path
@@ -10,35 +12,30 @@ from PIL import Image
 
 from allstep.data.image.decode import decode
 from allstep.data.opening import open_source
+from allstep.data.packing.image import SUFFIXES, kind_of
 from allstep.data.packing.pack import pack
-from allstep.data.packing.picture import SUFFIXES, kind_of
 from allstep.data.packing.plan import Options
 from allstep.data.sources import folder
 from allstep.data.sources.tar import source as tar
-from support.image_folders import aged, encoded, picture
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+from support.image_folders import aged, encoded, image
 
 
 def test_readers_of_tars_know_every_suffix_that_is_written() -> None:
-    assert set(SUFFIXES.values()) <= set(tar.PICTURES)
+    assert set(SUFFIXES.values()) <= set(tar.IMAGES)
 
 
 def files() -> dict[str, bytes]:
-    """A picture of each kind that a folder's files may be."""
+    """Return an image of each format that a class folder may contain, by suffix."""
     pillows = {
         **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
         ".tif": "TIFF",
         ".pgm": "PPM",
     }
     made = {}
-    for suffix in set(folder.PICTURES) - {".jp2", ".avif"}:
+    for suffix in set(folder.IMAGES) - {".jp2", ".avif"}:
         file = io.BytesIO()
         mode = {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
-        picture(1, 20, 30).convert(mode).save(
+        image(1, 20, 30).convert(mode).save(
             file, pillows.get(suffix, "PPM" if suffix == ".pbm" else suffix[1:].upper())
         )
         made[suffix] = file.getvalue()

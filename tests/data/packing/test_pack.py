@@ -1,69 +1,27 @@
-"""Packing: the samples of the source, once each, the same bytes whatever happened on the way."""
+"""Packing stores each sample of the source once; a kill or an error does not change the bytes."""
 
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from typer.testing import CliRunner
 
-from allstep.cli.app import app
-from allstep.data import NAMED, find, load
 from allstep.data.opening import open_source
-from allstep.data.packing.journal import opened
-from allstep.data.packing.pack import Outcome, pack
+from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options, Origin, Plan, num_shards
 from allstep.data.sources.arrays import ArraySource
-from allstep.data.sources.source import Source
 from allstep.data.sources.tfrecord.example import decode, encode
 from allstep.data.sources.tfrecord.framing import frame
 from allstep.errors import ConfigError, DataError
-from support.image_folders import CLASSES, aged, encoded, make_folder
+from support.image_folders import CLASSES, encoded
+from support.packed import NUM, everything, packed, shards
 from support.tfrecord_files import read_records
-
-NUM = 24
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "photos")
-
-
-def packed(folder: Path, target: Path, **options: object) -> Outcome:
-    calls = {
-        key: options.pop(key)
-        for key in ("jobs", "overwrite", "strict", "budget", "progress")
-        if key in options
-    }
-    return pack(open_source(str(folder)), str(folder), target, Options("x", **options), **calls)  # type: ignore[arg-type]
-
-
-def shards(folder: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in sorted(folder.iterdir())
-        if path.suffix in (".tfrecord", ".tar")
-    }
-
-
-def everything(source: Source) -> list[tuple[bytes, int]]:
-    samples = [source.read(number) for number in range(len(source))]
-    return [(bytes(sample.data), sample.target) for sample in samples]
 
 
 class TestWhatIsInIt:
@@ -76,7 +34,7 @@ class TestWhatIsInIt:
         assert everything(there) == everything(open_source(str(folder)))
         assert there.classes == CLASSES
 
-    def test_a_shard_is_as_large_as_asked(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_shard_has_about_the_requested_size(self, folder: Path, tmp_path: Path) -> None:
         packed(folder, tmp_path / "out", shard_mb=0.005)
         sizes = [len(content) for content in shards(tmp_path / "out").values()]
         assert len(sizes) > 2
@@ -106,8 +64,8 @@ class TestWhatIsInIt:
             )
         assert shards(tmp_path / "1") == shards(tmp_path / "3")
 
-    @pytest.mark.usefixtures("peers")
-    @pytest.mark.timeout(300)  # importing TensorFlow takes 5 s, and longer on a busy machine
+    # Importing TensorFlow takes 5 s, and longer on a busy machine.
+    @pytest.mark.timeout(300)
     def test_tensorflow_reads_it(self, folder: Path, tmp_path: Path) -> None:
         packed(folder, tmp_path / "out", shard_samples=10)
         tf = pytest.importorskip("tensorflow")
@@ -115,8 +73,8 @@ class TestWhatIsInIt:
         found = []
         for record in tf.data.TFRecordDataset(names):
             features = tf.train.Example.FromString(record.numpy()).features.feature
-            picture = Image.open(io.BytesIO(features["image"].bytes_list.value[0]))
-            assert list(features["shape"].int64_list.value) == [picture.height, picture.width]
+            image = Image.open(io.BytesIO(features["image"].bytes_list.value[0]))
+            assert list(features["shape"].int64_list.value) == [image.height, image.width]
             name = features["filename"].bytes_list.value[0].decode()
             found.append(
                 (features["image"].bytes_list.value[0], features["label"].int64_list.value[0], name)
@@ -124,8 +82,8 @@ class TestWhatIsInIt:
         files = [path for name in CLASSES for path in sorted((folder / name).iterdir())]
         assert found == [(p.read_bytes(), CLASSES.index(p.parent.name), p.name) for p in files]
 
-    @pytest.mark.usefixtures("peers")
-    @pytest.mark.timeout(300)  # it imports torch
+    # webdataset imports torch.
+    @pytest.mark.timeout(300)
     def test_webdataset_reads_it(self, folder: Path, tmp_path: Path) -> None:
         tars = pytest.importorskip("webdataset.tariterators")
         packed(folder, tmp_path / "out", to="tar", shard_samples=24)
@@ -136,7 +94,9 @@ class TestWhatIsInIt:
         found = [(sample.get("jpg") or sample["png"], int(sample["cls"])) for sample in samples]
         assert found == everything(open_source(str(folder)))
 
-    def test_a_tar_packed_anew_keeps_the_rest(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_tar_that_is_packed_again_keeps_other_features(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         with tarfile.open(tmp_path / "old.tar", "w") as archive:
             for name, content in (
                 ("a.jpg", encoded(1)),
@@ -160,7 +120,7 @@ class TestWhatIsInIt:
             b"a",
         ]
 
-    def test_other_features_come_along(self, folder: Path, tmp_path: Path) -> None:
+    def test_other_features_of_tfrecords_are_kept(self, folder: Path, tmp_path: Path) -> None:
         box = {
             "image/encoded": encoded(1),
             "image/class/label": 3,
@@ -195,12 +155,12 @@ def test_every_sample_has_one_place(n: int, per_shard: int, seed: int | None) ->
     np.testing.assert_array_equal(np.sort(numbers), np.arange(n))
 
 
-class TestPictures:
+class TestImages:
     def test_only_larger_ones_are_made_smaller(self, tmp_path: Path) -> None:
         for name, sides in (("small", (70, 100)), ("large", (360, 640))):
             (tmp_path / "photos" / name).mkdir(parents=True)
             (tmp_path / "photos" / name / "a.jpg").write_bytes(encoded(7, *sides))
-        packed(aged(tmp_path / "photos"), tmp_path / "out", max_side=100)
+        packed(tmp_path / "photos", tmp_path / "out", max_side=100)
         there = open_source(str(tmp_path / "out"))
         assert bytes(there.read(1).data) == encoded(7, 70, 100)
         smaller = Image.open(io.BytesIO(there.read(0).data))
@@ -221,9 +181,8 @@ class TestPictures:
             )
             found = there.read(number)
             assert found.data.shape == expected.shape
-            assert (
-                np.abs(found.data - expected).max() <= 2
-            )  # two decoders of JPEG round differently
+            # The two JPEG decoders round differently.
+            assert np.abs(found.data - expected).max() <= 2
             assert found.target == before.read(number).target
 
     def test_raw_arrays_come_back_as_they_were(self, tmp_path: Path) -> None:
@@ -242,9 +201,9 @@ class TestPictures:
         pack(ArraySource(data, np.arange(5)), "arrays", tmp_path / "out", Options("x"))
         there = open_source(str(tmp_path / "out"))
         for number in range(5):
-            picture = Image.open(io.BytesIO(there.read(number).data))
-            assert picture.format == "PNG"
-            np.testing.assert_array_equal(np.asarray(picture), data[number])
+            image = Image.open(io.BytesIO(there.read(number).data))
+            assert image.format == "PNG"
+            np.testing.assert_array_equal(np.asarray(image), data[number])
 
     @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
     def test_all_in_one_format(self, folder: Path, tmp_path: Path, kind: str) -> None:
@@ -254,128 +213,10 @@ class TestPictures:
         assert formats == {kind.upper()}
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from allstep.data.packing import pack as packing
-from allstep.data.packing import journal
-from allstep.data.opening import open_source
-from allstep.data.packing.pack import pack
-from allstep.data.packing.plan import Options
-folder, target, when, shards = sys.argv[1:]
-packing._MOST_IN_CHUNK = 1
-def die(done, total):
-    if done >= int(when) > 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-if int(when) < 0:  # between a shard's name and its line
-    journal.Journal.add = lambda self, done: os.kill(os.getpid(), signal.SIGKILL)
-options = Options("x", shard_samples=int(shards), max_side=20, shuffle=3)
-pack(open_source(folder), folder, Path(target), options, jobs=1, progress=die)
-"""
-
-
-class TestStopped:
-    @pytest.mark.usefixtures("processes")
-    @pytest.mark.soak(1)
-    @pytest.mark.parametrize(
-        "when", [-1, *range(1, NUM + 1)] if os.environ.get("ALLSTEP_SOAK") else [-1, 3, 17]
-    )
-    def test_killed_and_resumed_it_is_the_same(
-        self, folder: Path, tmp_path: Path, when: int
-    ) -> None:
-        command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "out"), str(when), "5"]
-        assert subprocess.run(command, check=False, timeout=50).returncode == -signal.SIGKILL
-        options = {"shard_samples": 5, "max_side": 20, "shuffle": 3}
-        outcome = packed(folder, tmp_path / "out", **options)
-        packed(folder, tmp_path / "whole", **options)
-        assert shards(tmp_path / "out") == shards(tmp_path / "whole")
-        assert outcome.num_samples == NUM
-        assert outcome.num_before == sum(end < when for end in (4, 9, 14, 19, 24))
-        assert not list((tmp_path / "out").glob(".*.part"))
-
-    def test_ctrl_c_leaves_nothing_half(self, folder: Path, tmp_path: Path) -> None:
-        def stop(done: int, total: int) -> None:
-            if done == 12:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            packed(folder, tmp_path / "out", shard_samples=6, progress=stop)
-        assert list(shards(tmp_path / "out")) == ["x-00000-of-00004.tfrecord"]
-        assert not list((tmp_path / "out").glob(".*.part"))
-        assert packed(folder, tmp_path / "out", shard_samples=6).num_before == 1
-        packed(folder, tmp_path / "whole", shard_samples=6)
-        assert shards(tmp_path / "out") == shards(tmp_path / "whole")
-
-    def test_a_cut_line_of_the_journal(self, folder: Path, tmp_path: Path) -> None:
-        packed(folder, tmp_path / "out", shard_samples=6)
-        journal = tmp_path / "out" / "pack.jsonl"
-        journal.write_bytes(journal.read_bytes()[:-5])
-        assert packed(folder, tmp_path / "out", shard_samples=6).num_before == 3
-        assert packed(folder, tmp_path / "out", shard_samples=6).num_before == 4
-
-    def test_a_shard_that_is_gone_is_packed_again(self, folder: Path, tmp_path: Path) -> None:
-        packed(folder, tmp_path / "out", shard_samples=6)
-        before = shards(tmp_path / "out")
-        (tmp_path / "out" / "x-00002-of-00004.tfrecord").unlink()
-        assert packed(folder, tmp_path / "out", shard_samples=6).num_before == 3
-        assert shards(tmp_path / "out") == before
-
-    def test_other_options_or_another_source(self, folder: Path, tmp_path: Path) -> None:
-        packed(folder, tmp_path / "out")
-        with pytest.raises(
-            DataError, match=r"other options \(max_side None, now 20\); give --overwrite"
-        ):
-            packed(folder, tmp_path / "out", max_side=20)
-        (folder / "cat" / "000.jpg").write_bytes(encoded(99))
-        with pytest.raises(DataError, match="before that was changed; give --overwrite"):
-            packed(folder, tmp_path / "out")
-        assert packed(folder, tmp_path / "out", max_side=20, overwrite=True).num_samples == NUM
-        assert packed(folder, tmp_path / "out", max_side=20).num_before == 1
-
-    def test_two_at_once(self, folder: Path, tmp_path: Path) -> None:
-        with (
-            opened(tmp_path / "out"),
-            pytest.raises(DataError, match="another process is packing into it"),
-        ):
-            packed(folder, tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-
-    def test_a_folder_of_somebody_else(self, folder: Path, tmp_path: Path) -> None:
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "thesis.tex").write_text("x")
-        with pytest.raises(DataError, match=r"holds other files \(thesis.tex\)"):
-            packed(folder, tmp_path / "out", overwrite=True)
-
-    @pytest.mark.usefixtures("processes")
-    def test_a_full_disk(self, folder: Path, tmp_path: Path) -> None:
-        disk = tmp_path / "disk"
-        disk.mkdir()
-        mounting = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=56k", "tmpfs", str(disk)],
-            capture_output=True,
-            check=False,
-        )
-        if mounting.returncode:
-            pytest.skip("no right to mount a small disk")
-        try:
-            with pytest.raises(
-                DataError, match=r"the disk is full.*goes on with the shard that did not fit"
-            ):
-                packed(folder, disk / "out", raw=True, shard_samples=6)
-            assert not list((disk / "out").glob(".*.part"))
-            assert 0 < len(shards(disk / "out")) < 4
-            subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
-            assert packed(folder, disk / "out", raw=True, shard_samples=6).num_before > 0
-            packed(folder, tmp_path / "whole", raw=True, shard_samples=6)
-            assert shards(disk / "out") == shards(tmp_path / "whole")
-        finally:
-            subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
 class TestBadSamples:
     @pytest.fixture
     def spoilt(self, folder: Path) -> Path:
-        (folder / "cat" / "003.jpg").write_bytes(b"not a picture at all")
+        (folder / "cat" / "003.jpg").write_bytes(b"not an image at all")
         (folder / "dog" / "001.jpg").write_bytes(encoded(5)[:200])
         return folder
 
@@ -395,18 +236,16 @@ class TestBadSamples:
         assert packed(spoilt, tmp_path / "out", raw=True, shard_samples=10).bad == outcome.bad
 
     def test_too_many(self, spoilt: Path, tmp_path: Path) -> None:
-        with pytest.raises(
-            DataError, match=r"2 bad samples of 24, 1 are allowed; sample 3 .*003.jpg"
-        ):
+        message = r"2 of 24 samples are bad, more than the 1 allowed; the first: sample 3 .*003.jpg"
+        with pytest.raises(DataError, match=message):
             packed(spoilt, tmp_path / "out", raw=True, budget=1)
-        with pytest.raises(DataError, match=r"0 are allowed; sample 3"):
+        with pytest.raises(DataError, match=r"more than the 0 allowed; the first: sample 3"):
             packed(spoilt, tmp_path / "strict", raw=True, strict=True)
 
     def test_none_is_good(self, tmp_path: Path) -> None:
         (tmp_path / "photos" / "cat").mkdir(parents=True)
         (tmp_path / "photos" / "cat" / "a.jpg").write_bytes(b"no")
-        aged(tmp_path / "photos")
-        with pytest.raises(DataError, match="of 1 samples looked at none can be packed"):
+        with pytest.raises(DataError, match="none of 1 samples tried can be packed"):
             packed(tmp_path / "photos", tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
@@ -427,7 +266,7 @@ class TestBadSamples:
         ({"format": "png", "raw": True}, "give one of the two"),
     ],
 )
-def test_options_that_cannot_be_right(options: dict[str, object], complaint: str) -> None:
+def test_invalid_options(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Options("x", **options)  # type: ignore[arg-type]
 
@@ -451,64 +290,3 @@ def test_tar_is_as_tar_writes_it(folder: Path, tmp_path: Path) -> None:
         "00000001.cls",
     ]
     assert {(member.mtime, member.uid, member.mode) for member in members} == {(0, 0, 0o644)}
-
-
-class TestTheCommand:
-    def invoke(self, *words: object) -> Result:
-        return CliRunner().invoke(app, ["data", "pack", *map(str, words)])
-
-    def test_twice(self, folder: Path, tmp_path: Path) -> None:
-        words = (
-            folder,
-            tmp_path / "out",
-            "--max-side",
-            20,
-            "--shuffle",
-            "--seed",
-            3,
-            "--shard-samples",
-            8,
-            "-j",
-            2,
-        )
-        outcome = self.invoke(*words)
-        assert outcome.exit_code == 0, outcome.output
-        assert "out: 24 samples in 3 shards" in outcome.stdout
-        assert "24 samples in 3 shards, 3 of them before" in self.invoke(*words).stdout
-        assert list(shards(tmp_path / "out")) == [
-            f"out-0000{i}-of-00003.tfrecord" for i in range(3)
-        ]
-        packed(folder, tmp_path / "same", max_side=20, shuffle=3, shard_samples=8)
-        assert list(shards(tmp_path / "same").values()) == list(shards(tmp_path / "out").values())
-
-    def test_a_set_by_name(self, tmp_path: Path) -> None:
-        assert "360 samples" in self.invoke("digits", tmp_path / "out", "--raw", "--test").stdout
-        there = open_source(str(tmp_path / "out"))
-        assert there.classes == tuple("0123456789")
-        images = load(find(NAMED["digits"])).test
-        for number in (0, 100, 359):
-            np.testing.assert_array_equal(there.read(number).data[..., 0], images.images[number])
-            assert there.read(number).target == images.labels[number]
-
-    def test_bad_samples_are_told(self, folder: Path, tmp_path: Path) -> None:
-        (folder / "cat" / "003.jpg").write_bytes(b"no")
-        outcome = self.invoke(folder, tmp_path / "out")
-        assert "1 bad samples left out" in outcome.stderr
-        assert (tmp_path / "out" / "quarantine.jsonl").exists()
-        (folder / "cat" / "003.jpg").write_bytes(encoded(3))
-        assert self.invoke(folder, tmp_path / "out", "--overwrite").exit_code == 0
-        assert not (tmp_path / "out" / "quarantine.jsonl").exists()
-
-    @pytest.mark.parametrize(
-        "words",
-        [
-            ["{tmp}/none", "{tmp}/out"],
-            ["{tmp}/photos", "{tmp}/photos/out"],
-            ["{tmp}/photos", "{tmp}/o", "--to", "rar"],
-        ],
-    )
-    def test_bad_input_is_one_line(self, folder: Path, tmp_path: Path, words: list[str]) -> None:
-        outcome = self.invoke(*(word.format(tmp=tmp_path) for word in words))
-        assert getattr(outcome.exception, "exit_code", None) == 2
-        assert "\n" not in str(outcome.exception)
-        assert not (tmp_path / "out").exists()

@@ -1,5 +1,4 @@
-"""Random numbers by sample: uniform, unrelated to their neighbours, and the same whoever draws
-them."""
+"""Random numbers by sample: uniform, unrelated to those of neighbors, and equal in all workers."""
 
 import pickle
 
@@ -37,7 +36,7 @@ def test_a_number_does_not_depend_on_the_batch(samples: list[int], seed: int, ep
 
 
 def test_numbers_are_the_same_in_every_version() -> None:
-    """A resumed run must go on with the same pictures.
+    """A resumed run must continue with the same images.
 
     Reference: recorded when the format was fixed.
     """
@@ -57,9 +56,8 @@ def test_seed_epoch_sample_stream_and_column_all_matter() -> None:
     ]
     for other in others:
         assert (first == other).sum() == 0
-        assert (
-            abs(_correlation(first[:, 0], other[:, 0])) < 0.16
-        )  # 5 standard deviations of 1000 unrelated pairs
+        # 5 std of 1000 unrelated pairs
+        assert abs(_correlation(first[:, 0], other[:, 0])) < 0.16
 
 
 def test_numbers_that_last_are_the_same_at_every_epoch() -> None:
@@ -71,7 +69,7 @@ def test_numbers_that_last_are_the_same_at_every_epoch() -> None:
 @pytest.mark.parametrize("axis", ["samples", "columns", "epochs", "seeds"])
 def test_uniform_and_unrelated_along_every_axis(axis: str) -> None:
     """Chi-squared of 64 bins, and of 16 x 16 bins of neighbours, against the uniform table: within
-    5 standard deviations."""
+    5 std."""
     n = 40_000
     if axis == "samples":
         numbers = draws(np.arange(n)).uniform("x", 1)[:, 0]
@@ -115,7 +113,8 @@ def _correlation(a: Floats, b: Floats) -> float:
 
 
 def test_every_kind_of_integer_draws_the_same() -> None:
-    plain, numpys = draws([4, 5], 3, 2), draws([4, 5], np.int64(3), np.uint8(2))  # type: ignore[arg-type]
+    plain = draws([4, 5], 3, 2)
+    numpys = draws([4, 5], np.int64(3), np.uint8(2))  # type: ignore[arg-type]
     _key.cache_clear()
     expected = plain.uniform("a", 3)
     _key.cache_clear()

@@ -1,4 +1,4 @@
-"""Downloads, against a real server on this machine: whole and right, or nothing."""
+"""Downloads from a real server on this machine: complete and right, or no file."""
 
 import contextlib
 import gzip
@@ -110,14 +110,14 @@ def assert_nothing_in(folder: Path) -> None:
 
 
 def test_a_good_download(home: str, tmp_path: Path) -> None:
-    target, told = tmp_path / "new" / "file", []
-    fetch(f"{home}/file", target, sha256=SHA256, progress=lambda *figures: told.append(figures))
+    target, reported = tmp_path / "new" / "file", []
+    fetch(f"{home}/file", target, sha256=SHA256, progress=lambda *figures: reported.append(figures))
     assert target.read_bytes() == CONTENT
     assert [path.name for path in target.parent.iterdir()] == ["file"]
     (tmp_path / "usual").touch()
     assert target.stat().st_mode == (tmp_path / "usual").stat().st_mode
-    assert told[-1] == ("file", len(CONTENT), len(CONTENT))
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert reported[-1] == ("file", len(CONTENT), len(CONTENT))
+    assert [done for _, done, _ in reported] == sorted(done for _, done, _ in reported)
 
 
 def test_the_checksum_may_be_that_of_the_unpacked_content(home: str, tmp_path: Path) -> None:
@@ -145,12 +145,12 @@ def test_wrong_content_is_refused(home: str, tmp_path: Path) -> None:
         DataError, match=f"wrong content: expected SHA-256 {'0' * 64}, found {SHA256}"
     ):
         fetch(f"{home}/file", tmp_path / "file", sha256="0" * 64)
-    with pytest.raises(DataError, match="not a whole gzip file"):
+    with pytest.raises(DataError, match="not a complete gzip file"):
         fetch(f"{home}/file", tmp_path / "file", sha256=SHA256, unpack=True)
     assert (tmp_path / "file").read_text() == "the old one"
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_no_server_listens(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Connection refused"):
         fetch("http://127.0.0.1:9/file", tmp_path / "file", sha256=SHA256)
     with pytest.raises(DataError, match="cannot be downloaded"):
@@ -221,7 +221,7 @@ def test_a_length_that_is_none_is_not_used(home: str, tmp_path: Path, path: str)
 def test_a_server_that_only_drips(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_PATIENCE", 0.3)
+    monkeypatch.setattr(fetching, "_TIMEOUT", 0.3)
     with pytest.raises(
         DataError, match=r"the server sends too slowly: \d+ bytes in \d+ s, expected 1000 a second"
     ):
@@ -233,7 +233,7 @@ def test_a_server_that_only_drips(
 def test_a_server_that_drips_what_is_no_content(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, done: int
 ) -> None:
-    monkeypatch.setattr(fetching, "_PATIENCE", 0.3)
+    monkeypatch.setattr(fetching, "_TIMEOUT", 0.3)
     slow = f"the server sends too slowly: no complete header within 0.3 s, after {done} bytes"
     with pytest.raises(DataError, match=slow):
         fetch(f"{home}/{path}", tmp_path / "file", sha256=SHA256, nbytes=len(CONTENT))

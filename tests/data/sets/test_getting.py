@@ -1,5 +1,5 @@
-"""Named sets brought into a folder from a folder or a server of this machine: right content only,
-and only what is missing."""
+"""Named datasets, copied from a folder or a server of this machine: right content only, and only
+missing files."""
 
 import gzip
 import hashlib
@@ -155,7 +155,7 @@ def test_an_archive_with_numbers_that_cannot_be_is_one_line(toy: NamedSet, tmp_p
         + bytes(1024)
     )
     (tmp_path / "from" / "toy.tar.gz").write_bytes(gzip.compress(content))
-    with pytest.raises(DataError, match="is not a whole archive") as caught:
+    with pytest.raises(DataError, match="is not a complete archive") as caught:
         get(toy, tmp_path / "to", tmp_path / "from")
     assert "\n" not in str(caught.value)
 
@@ -182,13 +182,13 @@ def test_a_cut_archive_leaves_no_half_file(toy: NamedSet, home: Path, tmp_path: 
     (tmp_path / "only").mkdir()
     packed = (home / "toy.tar.gz").read_bytes()
     (tmp_path / "only" / "toy.tar.gz").write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(DataError, match=r"toy\.tar\.gz: is not whole|is not a whole archive"):
+    with pytest.raises(DataError, match=r"toy\.tar\.gz: is not whole|is not a complete archive"):
         get(toy, tmp_path / "to", tmp_path / "only")
     for name, content in contents(tmp_path / "to").items():
         assert content == (home / name).read_bytes()
 
 
-def test_what_is_there_under_the_right_names_is_not_taken_for_good(
+def test_files_with_the_right_names_and_other_content_are_refused(
     toy: NamedSet, home: Path, tmp_path: Path
 ) -> None:
     junk = dict.fromkeys(CIFAR_FILES, b"junk")
@@ -199,7 +199,7 @@ def test_what_is_there_under_the_right_names_is_not_taken_for_good(
         DataError, match=f"{CIFAR_FILES[0]}: wrong content: .*; remove it, or choose another folder"
     ):
         get(toy, tmp_path / "to", home)
-    assert contents(tmp_path / "to") == junk  # it may be somebody's work
+    assert contents(tmp_path / "to") == junk  # it may be a user's work
     for name in CIFAR_FILES[:-1]:
         shutil.copy(home / name, tmp_path / "to")
     with pytest.raises(DataError, match=CIFAR_FILES[-1]):
@@ -210,7 +210,7 @@ def test_what_is_there_under_the_right_names_is_not_taken_for_good(
     assert contents(tmp_path / "to") == the_six(home)
 
 
-def test_a_packed_file_that_is_no_gzip_is_not_taken_for_good(tmp_path: Path) -> None:
+def test_a_packed_file_that_is_no_gzip_is_refused(tmp_path: Path) -> None:
     digits = NAMED["digits"].folders[0]
     sums = {
         path.name.removesuffix(".gz"): content_sum(path)
@@ -219,7 +219,7 @@ def test_a_packed_file_that_is_no_gzip_is_not_taken_for_good(tmp_path: Path) -> 
     }
     shutil.copytree(digits, tmp_path / "to")
     (tmp_path / "to" / f"{FILES[1]}.gz").write_bytes(b"junk")
-    with pytest.raises(DataError, match=rf"{FILES[1]}\.gz: is not a whole gzip file"):
+    with pytest.raises(DataError, match=rf"{FILES[1]}\.gz: is not a complete gzip file"):
         get(NamedSet("toy", "Toy", sha256=sums), tmp_path / "to", digits)
 
 
@@ -243,10 +243,10 @@ def test_kill_leaves_nothing_that_stays(toy: NamedSet, home: Path, tmp_path: Pat
     assert contents(tmp_path / "to") == the_six(home)
 
 
-def test_pictures_and_labels(toy: NamedSet, home: Path) -> None:
+def test_images_and_labels(toy: NamedSet, home: Path) -> None:
     images = load(find(toy, home))
     assert images.train.images.shape == (5 * N, 32, 32, 3)
-    assert images.picture_shape == (3, 32, 32)
+    assert images.image_shape == (3, 32, 32)
     assert images.test.labels.tolist() == [3, 1, 9, 0]
     row = np.frombuffer((home / CIFAR_FILES[1]).read_bytes(), np.uint8).reshape(N, 3073)[2]
     for channel in range(3):  # the slow way round
@@ -286,9 +286,11 @@ class TestTheCommand:
         assert CliRunner().invoke(app, ["data", "get", "toy", "--from", url]).exit_code == 0
         assert find(toy).folder == cache / "toy"
 
-    @pytest.mark.parametrize("words", [["cifar11"], ["toy"], ["toy", "--from", "/no/such/folder"]])
-    def test_bad_input_is_one_line(self, toy: NamedSet, words: list[str]) -> None:
-        outcome = CliRunner().invoke(app, ["data", "get", *words])
+    @pytest.mark.parametrize(
+        "arguments", [["cifar11"], ["toy"], ["toy", "--from", "/no/such/folder"]]
+    )
+    def test_bad_input_is_one_line(self, toy: NamedSet, arguments: list[str]) -> None:
+        outcome = CliRunner().invoke(app, ["data", "get", *arguments])
         assert isinstance(outcome.exception, DataError | RuntimeError)
         assert outcome.exception.exit_code == 2
         assert "\n" not in str(outcome.exception)

@@ -1,4 +1,4 @@
-"""Named data sets: looked for in the right order, and checked."""
+"""Named datasets: searched in the right order, and checked."""
 
 import gzip
 import hashlib
@@ -145,7 +145,7 @@ def test_the_digits_come_along() -> None:
     images = load(find(NAMED["digits"]))
     assert (len(images.train), len(images.test)) == (1437, 360)
     assert images.num_classes == 10
-    assert images.picture_shape == (1, 8, 8)
+    assert images.image_shape == (1, 8, 8)
     assert images.train.images.max() == 16
     assert sum(path.stat().st_size for path in NAMED["digits"].folders[0].iterdir()) < 70_000
 
@@ -161,16 +161,16 @@ def test_debians_files_have_the_contents_of_the_home() -> None:
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_what_is_found_can_be_loaded(tmp_path: Path, suffix: str, dtype: str) -> None:
     folder = make_set(tmp_path / "mine", suffix)
-    pictures = np.arange(6 * 16).reshape(6, 4, 4).astype(dtype)
-    idx.write(folder / f"{FILES[0]}{suffix}", pictures)
+    images = np.arange(6 * 16).reshape(6, 4, 4).astype(dtype)
+    idx.write(folder / f"{FILES[0]}{suffix}", images)
     train = load(find(NAMED["digits"], folder)).train
     assert train.images.dtype.isnative
     batch = next(Loader(Arrays(train.images, train.labels), batch=6, seed=None).batches())
-    np.testing.assert_array_equal(batch.data.numpy(), pictures)
+    np.testing.assert_array_equal(batch.data.numpy(), images)
 
 
 class TestAFolderOfTheUsers:
-    """What is wrong with it is told, and the first wrong file by name."""
+    """The error is reported with the name of the first wrong file."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
@@ -209,17 +209,17 @@ class TestAFolderOfTheUsers:
             folder
         )
 
-    def test_pictures_of_another_size(self, folder: Path) -> None:
+    def test_images_of_another_size(self, folder: Path) -> None:
         idx.write(folder / f"{FILES[2]}.gz", np.zeros((6, 5, 4), np.uint8))
-        assert f"{FILES[2]}.gz: expected pictures of (4, 4)" in self.complaint(folder)
+        assert f"{FILES[2]}.gz: expected images of (4, 4)" in self.complaint(folder)
 
     def test_labels_out_of_range(self, folder: Path) -> None:
         idx.write(folder / f"{FILES[3]}.gz", np.full(6, 9, np.uint8))
         assert f"{FILES[3]}.gz: expected labels 0 to 2, found 9" in self.complaint(folder)
         idx.write(folder / f"{FILES[1]}.gz", np.full(6, -1, np.int8))
-        assert f"{FILES[1]}.gz: expected labels that are whole numbers" in self.complaint(folder)
+        assert f"{FILES[1]}.gz: expected labels that are integers" in self.complaint(folder)
 
-    def test_no_pictures(self, folder: Path) -> None:
+    def test_no_images(self, folder: Path) -> None:
         idx.write(folder / f"{FILES[0]}.gz", np.zeros((0, 4, 4), np.uint8))
         idx.write(folder / f"{FILES[1]}.gz", np.zeros(0, np.uint8))
-        assert f"{FILES[0]}.gz: has no pictures" in self.complaint(folder)
+        assert f"{FILES[0]}.gz: has no images" in self.complaint(folder)

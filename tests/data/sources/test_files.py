@@ -1,4 +1,4 @@
-"""Files by place, lists of shards, unpacking.
+"""Files with random access, lists of shards, unpacking.
 
 References: the bytes that were written, Python's gzip and zlib.
 """
@@ -40,10 +40,10 @@ def test_a_local_file_is_mapped_as_long_as_anyone_looks(tmp_path: Path) -> None:
     path = tmp_path / "map-me"
     path.write_bytes(bytes(range(256)) * 1000)
     file = open_file(path)
-    piece = file.read(1000, 10)
+    content = file.read(1000, 10)
     assert (
-        bytes(piece) == (bytes(range(256)) * 10)[1000:1010]
-        and piece.readonly
+        bytes(content) == (bytes(range(256)) * 10)[1000:1010]
+        and content.readonly
         and file.size == 256_000
     )
     assert (
@@ -53,8 +53,8 @@ def test_a_local_file_is_mapped_as_long_as_anyone_looks(tmp_path: Path) -> None:
     )
     del file
     gc.collect()
-    assert mapped_files() == 1 and piece[0] == 1000 % 256
-    del piece
+    assert mapped_files() == 1 and content[0] == 1000 % 256
+    del content
     gc.collect()
     assert mapped_files() == 0
 
@@ -98,13 +98,13 @@ def test_a_remote_file_is_read_by_ranges() -> None:
 @pytest.mark.parametrize(
     ("url", "what"),
     [
-        ("gopher://x", "of the protocol 'gopher' are not opened"),
+        ("gopher://x", "of the protocol 'gopher' are not supported"),
         ("ssh://host/x.tar", "of the protocol 'ssh'"),
         ("dask://x.tfrecord", "of the protocol 'dask'"),
         ("reference://x", "of the protocol 'reference'"),
         ("local:///etc/passwd", "of the protocol 'local'"),
         ("S3://x.tar", "of the protocol 'S3'"),
-        ("reference:///::file:///etc/passwd", "chained by '::' are not opened"),
+        ("reference:///::file:///etc/passwd", "chained by '::' are not supported"),
         ("simplecache::memory://some/file", "chained by '::'"),
         ("memory://some/file::memory://other", "chained by '::'"),
     ],
@@ -195,7 +195,7 @@ def test_braces() -> None:
         f"a{n}b{x}" for n in ("08", "09", "10", "11") for x in "xy"
     ]
     assert list(expand_braces("plain")) == ["plain"]
-    with pytest.raises(DataError, match=r"\{3..1\}: expected numbers that go up"):
+    with pytest.raises(DataError, match=r"\{3..1\}: expected increasing numbers"):
         list(expand_braces("a{3..1}"))
     with pytest.raises(DataError, match=r"expected at most 1000000 files, found 10000000000"):
         list(expand_braces("a{0..9999999999}"))
@@ -237,46 +237,45 @@ CONTENT = random.Random(0).randbytes(100_000) + bytes(300_000)
     ids=["gzip", "zlib", "two streams", "padding"],
 )
 def test_packed_files_are_unpacked_once(tmp_path: Path, packed: bytes) -> None:
-    path, said = tmp_path / "x.gz", list[str]()
+    path, notes = tmp_path / "x.gz", list[str]()
     path.write_bytes(packed)
     assert packing(packed[:2])
-    target = unpacked(str(path), said.append)
+    target = unpacked(str(path), notes.append)
     assert target.read_bytes() == CONTENT and tmp_path / "cache" in target.parents
-    assert unpacked(str(path), said.append) == target and len(said) == 1
+    assert unpacked(str(path), notes.append) == target and len(notes) == 1
     path.write_bytes(gzip.compress(b"other"))
-    assert unpacked(str(path), said.append).read_bytes() == b"other"
+    assert unpacked(str(path), notes.append).read_bytes() == b"other"
     assert not list(target.parent.glob(".*.part"))
 
 
 def test_what_comes_before_the_damage_is_kept_and_marked(tmp_path: Path) -> None:
-    path, said = tmp_path / "x.gz", list[str]()
+    path, notes = tmp_path / "x.gz", list[str]()
     packed = gzip.compress(CONTENT)
     path.write_bytes(packed[:50_000])
-    content = unpacked(str(path), said.append).read_bytes()
+    content = unpacked(str(path), notes.append).read_bytes()
     assert (
         content.endswith(CUT)
         and CONTENT.startswith(content.removesuffix(CUT))
         and len(content) > 40_000
     )
-    assert "does not end within its 50000 bytes" in said[1]
+    assert "does not end within its 50000 bytes" in notes[1]
     path.write_bytes(packed[:80_000] + bytes(100) + packed[80_100:])
-    content = unpacked(str(path), said.append).read_bytes()
-    assert content.endswith(DAMAGED) and "damaged near byte" in said[3]
-    path.write_bytes(
-        packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:]
-    )  # only the checksum is wrong
-    content = unpacked(str(path), said.append).read_bytes()
+    content = unpacked(str(path), notes.append).read_bytes()
+    assert content.endswith(DAMAGED) and "damaged near byte" in notes[3]
+    # Only the checksum is wrong.
+    path.write_bytes(packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:])
+    content = unpacked(str(path), notes.append).read_bytes()
     assert content.endswith(DAMAGED) and CONTENT.startswith(content.removesuffix(DAMAGED))
 
 
-def test_a_cache_that_cannot_be_written_is_said(
+def test_a_cache_that_cannot_be_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "file"))
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"x"))
     with pytest.raises(
-        DataError, match="cannot be written: Not a directory; ALLSTEP_CACHE names another folder"
+        DataError, match="cannot be written: Not a directory; set ALLSTEP_CACHE to another folder"
     ):
         unpacked(str(tmp_path / "x.gz"), lambda text: None)
 
@@ -305,15 +304,15 @@ def test_a_bomb_is_unpacked_only_while_there_is_room(
     with pytest.raises(DataError) as caught:
         unpacked(str(path), lambda text: None)
     text = str(caught.value)
-    assert text.startswith(f"{path}: no room for its content: ") and "\n" not in text
-    found = re.search(r"([\d.]+) MB came of ([\d.]+) kB \(factor ([\d.]+)\) so far", text)
+    assert text.startswith(f"{path}: not enough disk space for its content: ") and "\n" not in text
+    found = re.search(r"([\d.]+) kB unpacked to ([\d.]+) MB \(factor ([\d.]+)\) so far", text)
     assert (
         found
-        and 30 < float(found[1]) < 40
-        and float(found[2]) < 100
+        and float(found[1]) < 100
+        and 30 < float(found[2]) < 40
         and 800 < float(found[3]) < 1200
     ), text
-    assert "of which 2 MB stay free" in text and "ALLSTEP_CACHE" in text
+    assert "of which 2 MB must stay free" in text and "ALLSTEP_CACHE" in text
     assert disk.usage(path).used == 0
     disk.total = 200_000_000
     assert unpacked(str(path), lambda text: None).stat().st_size == 100_000_000
@@ -326,14 +325,19 @@ def test_a_full_disk_is_seen_before_unpacking(
     monkeypatch.setattr(shutil, "disk_usage", disk.usage)
     (tmp_path / "x.gz").write_bytes(gzip.compress(CONTENT))
     with pytest.raises(
-        DataError, match=r"no room for its content: .*cache/unpacked has 101 kB free"
+        DataError, match=r"not enough disk space for its content: .*cache/unpacked has 101 kB free"
     ):
         unpacked(str(tmp_path / "x.gz"), lambda text: None)
     memory = pytest.importorskip("fsspec").filesystem("memory")
     memory.pipe("/some/file", CONTENT)
     try:
         content = all_content(open_file("memory://some/file"), packed=False)
-        with pytest.raises(DataError, match="memory://some/file: no room for its content"), content:
+        with (
+            pytest.raises(
+                DataError, match="memory://some/file: not enough disk space for its content"
+            ),
+            content,
+        ):
             pass
     finally:
         memory.rm("/some", recursive=True)

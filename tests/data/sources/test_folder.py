@@ -89,12 +89,12 @@ def test_a_file_that_is_gone_or_a_folder_is_a_bad_sample(root: Path) -> None:
 
 
 def test_with_checksums_later_damage_is_found(root: Path) -> None:
-    heard: list[int] = []
-    FolderSource(root, checksum=True, progress=lambda name, done, total: heard.append(done))
-    assert heard
+    reported: list[int] = []
+    FolderSource(root, checksum=True, progress=lambda name, done, total: reported.append(done))
+    assert reported
     (root / "dog" / "c.jpeg").write_bytes(b"dog/c.jpeX")
     source = FolderSource(root)
-    with pytest.raises(BadSample, match="the index says"):
+    with pytest.raises(BadSample, match=r"expected 0x[0-9a-f]{8} as in the index"):
         source.read(2)
     assert source.read(0).target == 0
 
@@ -105,9 +105,9 @@ def test_names_that_are_not_utf8_are_read(root: Path) -> None:
     assert (b"odd", 0) in contents(FolderSource(root))
 
 
-def test_a_folder_without_pictures_or_without_being_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_images_or_a_missing_one_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "root" / "cat").mkdir(parents=True)
-    with pytest.raises(DataError, match="1 class folders hold no pictures"):
+    with pytest.raises(DataError, match="1 class folders contain no images"):
         FolderSource(aged(tmp_path / "root"))
     with pytest.raises(DataError, match="No such file"):
         FolderSource(tmp_path / "nowhere")
@@ -134,7 +134,7 @@ def test_a_file_that_is_replaced_is_held_against_its_checksum(root: Path) -> Non
 @pytest.mark.usefixtures("processes")
 def test_another_process_does_not_number_other_files(root: Path) -> None:
     pickled = pickle.dumps(FolderSource(root))
-    (root / "cat" / "notes.md").write_text("no picture: nothing changes")
+    (root / "cat" / "notes.md").write_text("no image: nothing changes")
     assert contents(pickle.loads(pickled)) == TREE
     (root / "cat" / "a.jpg").rename(root / "cat" / "z.jpg")
     with pytest.raises(
@@ -142,7 +142,7 @@ def test_another_process_does_not_number_other_files(root: Path) -> None:
     ):
         pickle.loads(pickled)
     (root / "cat" / "0.jpg").write_bytes(b"new")
-    with pytest.raises(DataError, match="it had 3 pictures and has 4"):
+    with pytest.raises(DataError, match="it had 3 images and has 4"):
         pickle.loads(pickled)
 
 
@@ -154,8 +154,8 @@ def test_hidden_folders_in_a_class_do_not_count(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_files_that_may_be_meant_as_pictures_are_named(root: Path) -> None:
-    """Photos of a phone, say; text beside the pictures is no news."""
+def test_files_that_may_be_meant_as_images_are_named(root: Path) -> None:
+    """Such as photos of a phone; text files next to the images need no note."""
     for name in ("cat/x.HEIC", "cat/y.heic", "dog/deep/z.dng", "dog/list.json"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(b"x")

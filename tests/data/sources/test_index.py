@@ -1,4 +1,4 @@
-"""Indexes: kept, checked, rebuilt. The reference is the walk itself."""
+"""Indexes: stored, checked, rebuilt. The reference is the scan itself."""
 
 import errno
 import fcntl
@@ -61,14 +61,14 @@ def contents(path: Path) -> list[bytes]:
     return [bytes(source.read(number).data) for number in range(len(source))]
 
 
-def beside(shard: Path) -> Path:
+def next_to(shard: Path) -> Path:
     return shard.parent / f".{shard.name}.allstep-index"
 
 
 def test_a_shard_is_walked_once(shard: Path, walks: list[int]) -> None:
     assert contents(shard) == contents(shard) == RECORDS
-    assert walks == [1] and beside(shard).exists()
-    assert sorted(path.name for path in shard.parent.iterdir()) == [beside(shard).name, shard.name]
+    assert walks == [1] and next_to(shard).exists()
+    assert sorted(path.name for path in shard.parent.iterdir()) == [next_to(shard).name, shard.name]
 
 
 def test_a_changed_shard_is_walked_again(shard: Path, walks: list[int]) -> None:
@@ -84,14 +84,16 @@ def test_a_changed_shard_is_walked_again(shard: Path, walks: list[int]) -> None:
     "what",
     ["empty", "half", "flipped head", "flipped middle", "flipped end", "foreign", "a folder"],
 )
-def test_a_damaged_or_foreign_index_is_made_anew(shard: Path, walks: list[int], what: str) -> None:
+def test_a_damaged_or_foreign_index_is_built_again(
+    shard: Path, walks: list[int], what: str
+) -> None:
     contents(shard)
-    content = bytearray(beside(shard).read_bytes())
+    content = bytearray(next_to(shard).read_bytes())
     if what == "a folder":
-        beside(shard).unlink()
-        beside(shard).mkdir()
+        next_to(shard).unlink()
+        next_to(shard).mkdir()
     elif what in ("empty", "half", "foreign"):
-        beside(shard).write_bytes(
+        next_to(shard).write_bytes(
             {"empty": b"", "half": content[: len(content) // 2], "foreign": b"PK\3\4" * 100}[what]
         )
     else:
@@ -101,7 +103,7 @@ def test_a_damaged_or_foreign_index_is_made_anew(shard: Path, walks: list[int], 
             "flipped end": len(content) - 1,
         }[what]
         content[place] ^= 4
-        beside(shard).write_bytes(content)
+        next_to(shard).write_bytes(content)
     assert contents(shard) == RECORDS and len(walks) == 2
     assert contents(shard) == RECORDS and len(walks) == 2
 
@@ -110,17 +112,17 @@ def test_an_index_of_another_kind_or_format_does_not_count(
     shard: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents(shard)
-    stamp = read_index(beside(shard), KIND).stamp  # type: ignore[union-attr]
-    assert read_index(beside(shard), KIND, stamp) and not read_index(beside(shard), "tar", stamp)
-    assert not find_index((beside(shard),), KIND, stamp, ("crc",))
+    stamp = read_index(next_to(shard), KIND).stamp  # type: ignore[union-attr]
+    assert read_index(next_to(shard), KIND, stamp) and not read_index(next_to(shard), "tar", stamp)
+    assert not find_index((next_to(shard),), KIND, stamp, ("crc",))
     monkeypatch.setattr(index_module, "FORMAT", 99)
-    assert not read_index(beside(shard), KIND, stamp)
+    assert not read_index(next_to(shard), KIND, stamp)
 
 
 def test_where_the_folder_cannot_be_written_the_cache_is_used(
     shard: Path, walks: list[int], tmp_path: Path
 ) -> None:
-    beside(shard).mkdir()  # also root cannot put a file there
+    next_to(shard).mkdir()  # also root cannot put a file there
     assert contents(shard) == contents(shard) == RECORDS and walks == [1]
     assert [path.suffix for path in (tmp_path / "cache" / "index").iterdir()] == [".allstep-index"]
 
@@ -244,7 +246,7 @@ def test_processes_that_index_at_once_all_get_it_right(shard: Path) -> None:
         worker.stdin.write("\n")
         worker.stdin.flush()
     assert [worker.communicate()[0] for worker in workers] == ["100\n"] * 3
-    assert sorted(path.name for path in shard.parent.iterdir()) == [beside(shard).name, shard.name]
+    assert sorted(path.name for path in shard.parent.iterdir()) == [next_to(shard).name, shard.name]
 
 
 def test_who_waits_takes_what_the_other_made(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,8 +298,8 @@ def test_a_kill_while_indexing_leaves_nothing_wrong(shard: Path, where: str) -> 
         assert worker.stdout is not None and worker.stdout.readline() == "now\n"
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-    assert not beside(shard).exists()
-    assert contents(shard) == RECORDS and beside(shard).exists()
+    assert not next_to(shard).exists()
+    assert contents(shard) == RECORDS and next_to(shard).exists()
 
 
 @pytest.mark.usefixtures("processes")
@@ -317,7 +319,7 @@ def test_ten_million_samples_open_quickly_and_in_little_memory(tmp_path: Path) -
     }
     found = path.stat()
     stamp = {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
-    write_index(beside(path), KIND, Index(columns, {"packed": False, "lost": []}, stamp))
+    write_index(next_to(path), KIND, Index(columns, {"packed": False, "lost": []}, stamp))
     code = f"""
 import resource, time, numpy
 from allstep.data.sources.tfrecord.source import TFRecordSource
@@ -368,14 +370,14 @@ def test_large_labels_and_another_number_of_classes(tmp_path: Path) -> None:
         assert TFRecordSource(path).targets().tolist() == expected
 
 
-def test_progress_is_told(shard: Path) -> None:
-    heard: list[tuple[str, int, int]] = []
-    TFRecordSource(shard, features={}, progress=lambda *said: heard.append(said))
+def test_progress_is_reported(shard: Path) -> None:
+    reported: list[tuple[str, int, int]] = []
+    TFRecordSource(shard, features={}, progress=lambda *figures: reported.append(figures))
     size = shard.stat().st_size
-    assert heard[-1] == (str(shard), size, size)
-    heard.clear()
-    TFRecordSource(shard, features={}, progress=lambda *said: heard.append(said))
-    assert not heard
+    assert reported[-1] == (str(shard), size, size)
+    reported.clear()
+    TFRecordSource(shard, features={}, progress=lambda *figures: reported.append(figures))
+    assert not reported
 
 
 def test_an_index_that_must_be_written_and_cannot_is_an_error(
@@ -384,7 +386,8 @@ def test_an_index_that_must_be_written_and_cannot_is_an_error(
     monkeypatch.setattr(index_module, "write_index", lambda *_: False)
     assert indexed(tmp_path, "kind", dict, lambda: Index({})).columns == {}
     with pytest.raises(
-        DataError, match=r"cannot be written, neither .*; ALLSTEP_CACHE names another folder"
+        DataError,
+        match=r"cannot be written, neither .*; set ALLSTEP_CACHE to a folder that is writable",
     ):
         indexed(tmp_path, "kind", dict, lambda: Index({}), again=True, must_write=True)
 

@@ -335,11 +335,11 @@ class TestIndex:
     ) -> None:
         path = write_labels(tmp_path / "x.tfrecord", [b"b", b"a"])
         TFRecordSource(path, features={})
-        beside, cached = index_places(path)
+        next_to_shard, cached = index_places(path)
         write = index_module.write_index
         monkeypatch.setattr(
             "allstep.data.sources.label_index.write_index",
-            lambda place, *rest: place != beside and write(place, *rest),
+            lambda place, *rest: place != next_to_shard and write(place, *rest),
         )
         assert TFRecordSource(path).classes == ("a", "b") and cached.exists()
         seen = self.count_reads(monkeypatch)
@@ -394,7 +394,7 @@ class TestIndex:
             ] and again.classes == source.classes == ("a", "b")
             (tmp_path / "classes.txt").unlink()
 
-    def test_another_classes_txt_counts_anew(self, tmp_path: Path) -> None:
+    def test_another_classes_txt_counts_again(self, tmp_path: Path) -> None:
         path = write_labels(tmp_path / "x.tfrecord", [b"b", b"a", b"c"])
         assert TFRecordSource(path).targets().tolist() == [1, 0, 2]
         for names, expected in (("c\nb\na\n", [1, 2, 0]), ("b\na\n", [0, 1, -1])):
@@ -499,7 +499,7 @@ class TestRaw:
 
 
 class TestTutorialLayout:
-    def test_the_picture_is_found_as_image_raw(self, tmp_path: Path) -> None:
+    def test_the_image_is_found_as_image_raw(self, tmp_path: Path) -> None:
         source = TFRecordSource(write_tutorial(tmp_path / "x.tfrecord", [b"tench", b"eel"]))
         assert bytes(source.read(0).data) == tutorial_features(0, b"")["image_raw"] and targets(
             source
@@ -507,7 +507,7 @@ class TestTutorialLayout:
         assert not verify(source).bad
 
     def test_image_raw_may_be_pixels(self, tmp_path: Path) -> None:
-        """TensorFlow's MNIST example stored them so, with height, width and depth beside."""
+        """TensorFlow's MNIST example stored them so, with height, width and depth."""
         pixels = np.arange(28 * 28, dtype=np.uint8).reshape(28, 28, 1)
         row = {"image_raw": pixels.tobytes(), "height": 28, "width": 28, "depth": 1, "label": 7}
         source = TFRecordSource(write_records(tmp_path / "x.tfrecord", [encode(row)]))
@@ -516,7 +516,7 @@ class TestTutorialLayout:
     @pytest.mark.parametrize(
         "sides", [{}, {"height": 0, "width": -4, "depth": 1}, {"height": [2, 2]}, {"height": b"2"}]
     )
-    def test_sizes_that_say_nothing(self, tmp_path: Path, sides: dict[str, Any]) -> None:
+    def test_sizes_that_do_not_match(self, tmp_path: Path, sides: dict[str, Any]) -> None:
         row = {"image_raw": b"file", "width": 2, "depth": 1, "label": 7, **sides}
         source = TFRecordSource(write_records(tmp_path / "x.tfrecord", [encode(row)]))
         assert bytes(source.read(0).data) == b"file"

@@ -1,4 +1,4 @@
-"""Which files a folder of shards stands for."""
+"""Which files are the shards of a folder."""
 
 from pathlib import Path
 
@@ -9,7 +9,10 @@ from allstep.errors import DataError
 
 
 def listed(where: object) -> list[str]:
-    found = list_shards(where, lambda name: name.endswith((".tar", ".gz")), "tar files")  # type: ignore[arg-type]
+    def is_shard(name: str) -> bool:
+        return name.endswith((".tar", ".gz"))
+
+    found = list_shards(where, is_shard, "tar files")  # type: ignore[arg-type]
     return [Path(each).name for each in found]
 
 

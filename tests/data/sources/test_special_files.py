@@ -30,7 +30,7 @@ def endless(path: Path) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [pipe, endless])
-def test_a_picture_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_image_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make_folder(tmp_path / "src", per_class=2)
     folder = next(path for path in (tmp_path / "src").iterdir() if path.is_dir())
     make(folder / "zzz.jpg")
@@ -99,7 +99,7 @@ def test_a_class_folder_that_is_a_link_to_itself_is_named(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("make", [pipe, endless])
-def test_files_beside_packed_shards(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_files_next_to_packed_shards(tmp_path: Path, make: Callable[[Path], None]) -> None:
     """As a user meets it: opening the set ends, with or without an error, within bounded memory."""
     make_folder(tmp_path / "src", per_class=3)
     packed = tmp_path / "packed"

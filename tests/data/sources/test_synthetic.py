@@ -1,4 +1,4 @@
-"""Synthetic pictures.
+"""Synthetic images.
 
 The reference is the same source made again, and Pillow for what is encoded.
 """
@@ -15,7 +15,7 @@ from allstep.data.sources.synthetic import SyntheticSource
 from allstep.errors import ConfigError
 
 
-def test_pictures_depend_on_their_number_alone() -> None:
+def test_images_depend_on_their_number_alone() -> None:
     one, two = SyntheticSource(1000, 16, 24, variety=8), SyntheticSource(1000, 16, 24, variety=8)
     assert [one.read(number).data for number in range(9)] == [
         two.read(number).data for number in range(9)
@@ -28,15 +28,15 @@ def test_pictures_depend_on_their_number_alone() -> None:
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
-def test_encoded_pictures_are_jpegs_of_that_size(channels: int, mode: str) -> None:
+def test_encoded_images_are_jpegs_of_that_size(channels: int, mode: str) -> None:
     source = SyntheticSource(100, 30, 40, channels=channels, num_classes=7)
-    picture = Image.open(io.BytesIO(source.read(99).data))
-    assert picture.format == "JPEG" and picture.size == (40, 30) and picture.mode == mode
+    image = Image.open(io.BytesIO(source.read(99).data))
+    assert image.format == "JPEG" and image.size == (40, 30) and image.mode == mode
     assert source.read(99).target == 1 and source.block(np.array([1])) is None
     assert source.targets().tolist() == [number % 7 for number in range(100)]
 
 
-def test_decoded_pictures_come_in_blocks() -> None:
+def test_decoded_images_come_in_blocks() -> None:
     source = SyntheticSource(100, 8, encoded=False, variety=16, num_classes=10)
     numbers = np.array([3, 99, 19])
     block = source.block(numbers)
@@ -57,7 +57,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         SyntheticSource(1, 8, channels=2)
 
 
-def test_they_have_names_that_everybody_can_open() -> None:
+def test_a_synthetic_source_is_opened_by_its_name() -> None:
     source = open_source("synthetic:7x20x30")
     assert len(source) == 7 and Image.open(io.BytesIO(source.read(0).data)).size == (30, 20)
     assert Image.open(io.BytesIO(open_source("synthetic:2x16").read(0).data)).size == (16, 16)

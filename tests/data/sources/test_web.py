@@ -1,5 +1,4 @@
-"""Data behind http(s), against real servers on this machine: honest, simple, broken and hostile
-ones."""
+"""Data at http(s) URLs, from real servers on this machine: correct, simple, broken and hostile."""
 
 import contextlib
 import gzip
@@ -29,13 +28,13 @@ pytest.importorskip("aiohttp")
 web = importlib.import_module("allstep.data.sources.web")
 
 
-def a_tar(samples: int = 3) -> bytes:
+def a_tar(samples: int = 3, labels: tuple[bytes, ...] = ()) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for number in range(samples):
             for name, content in (
-                (f"{number}.jpg", b"picture %d" % number),
-                (f"{number}.cls", b"%d" % number),
+                (f"{number}.jpg", b"image %d" % number),
+                (f"{number}.cls", labels[number % len(labels)] if labels else b"%d" % number),
             ):
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
@@ -58,10 +57,12 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers.get("Range")))  # type: ignore[attr-defined]
+        asked = (self.path, self.headers.get("Range"))
+        self.server.asked.append(asked)  # type: ignore[attr-defined]
         manner, _, name = self.path.lstrip("/").partition("/")
         if name == "classes.txt":
-            self.send({"Content-Length": "0"}, b"", 404)
+            refused = manner in ("hidden", "hidden_numbers")
+            self.send({"Content-Length": "0"}, b"", 403 if refused else 404)
         else:
             with contextlib.suppress(OSError):
                 getattr(self, f"do_{manner}")(name)
@@ -82,7 +83,13 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_range(TAR, len(TAR))
 
-    def do_lying(self, name: str) -> None:
+    def do_hidden(self, name: str) -> None:
+        self.send_range(a_tar(labels=(b"dog", b"cat")), len(a_tar(labels=(b"dog", b"cat"))))
+
+    def do_hidden_numbers(self, name: str) -> None:
+        self.send_range(TAR, len(TAR))
+
+    def do_wrong_size(self, name: str) -> None:
         self.send_range(TAR, 10 * len(TAR))
 
     def do_starred(self, name: str) -> None:
@@ -196,7 +203,8 @@ class Handler(BaseHTTPRequestHandler):
 def serving(handler: Any) -> Iterator[Any]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
-        server.handle_error = lambda *given: None  # type: ignore[method-assign]  # clients hang up on them
+        # Clients close their connections early: no traceback for that.
+        server.handle_error = lambda *given: None  # type: ignore[method-assign]
         server.over, server.asked = threading.Event(), []  # type: ignore[attr-defined]
         server.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
         threading.Thread(
@@ -224,7 +232,7 @@ def test_a_shard_by_its_url_is_read_by_ranges_only(server: Any) -> None:
     url = f"{server.url}/in/a.tar"
     source = TarSource(url)
     assert [bytes(source.read(number).data) for number in range(len(source))] == [
-        b"picture %d" % n for n in range(3)
+        b"image %d" % n for n in range(3)
     ]
     assert (
         stamp_of(url) == {"size": len(TAR), "version": '"x"'}
@@ -240,6 +248,13 @@ def test_a_shard_by_its_url_is_read_by_ranges_only(server: Any) -> None:
     assert list_shards(f"{url}?signed=*", is_tar, "tars") == [f"{url}?signed=*"]
     for name in ("empty", "none"):
         assert open_file(f"{server.url}/in/{name}").size == 0
+
+
+def test_a_refused_list_of_classes_is_an_error_where_it_numbers_labels(server: Any) -> None:
+    """403 may mean that it is missing (S3) or that it may not be read: names need its order."""
+    with pytest.raises(DataError, match=r"hidden/classes.txt: .*403.* labels that are texts"):
+        TarSource(f"{server.url}/hidden/a.tar")
+    assert len(TarSource(f"{server.url}/hidden_numbers/a.tar")) == 3
 
 
 def test_a_listing_gives_what_is_inside_of_it(server: Any) -> None:
@@ -271,7 +286,7 @@ def test_a_listing_gives_what_is_inside_of_it(server: Any) -> None:
             f"{len(TAR) - 1}-{len(TAR) - 1}",
             f"status 206 with Content-Range 'bytes 0-0/{len(TAR)}'",
         ),
-        ("lying", f"{10 * len(TAR) - 1}-{10 * len(TAR) - 1}", "status 206 with Content-Range"),
+        ("wrong_size", f"{10 * len(TAR) - 1}-{10 * len(TAR) - 1}", "status 206 with Content-Range"),
     ],
 )
 def test_a_server_without_ranges_is_named_at_opening(
@@ -279,20 +294,20 @@ def test_a_server_without_ranges_is_named_at_opening(
 ) -> None:
     url = f"{server.url}/{manner}/a.tar"
     complaint = (
-        f"{url}: the server does not answer range requests (asked for bytes {asked}, found {found}"
+        f"{url}: the server does not answer range requests (requested bytes {asked}, found {found}"
     )
     for opened in (open_file, TarSource):
         with pytest.raises(
-            DataError, match=re.escape(complaint) + r".*\); copy the file here first"
+            DataError, match=re.escape(complaint) + r".*\); copy the file to this machine first"
         ):
             opened(url)
 
 
 def test_a_range_that_is_too_short_is_not_taken(server: Any) -> None:
     file = open_file(f"{server.url}/short/a.tar")
-    with pytest.raises(DataError, match="asked for bytes 3-102, found 7 bytes"):
+    with pytest.raises(DataError, match="requested bytes 3-102, found 7 bytes"):
         file.read(3, 100)
-    with pytest.raises(DataError, match="does not say how long it is"):
+    with pytest.raises(DataError, match="does not report its size"):
         open_file(f"{server.url}/starred/a.tar")
 
 
@@ -308,10 +323,10 @@ def test_pythons_own_server_is_refused_with_status_2(
         with pytest.raises(SystemExit) as ended:
             main()
     assert ended.value.code == 2
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
-        "a.tar: the server does not answer range requests (asked for bytes 0-0, found status 200)"
-        in said
+        "a.tar: the server does not answer range requests (requested bytes 0-0, found status 200)"
+        in printed
     )
 
 
@@ -361,9 +376,9 @@ def test_a_slow_range_is_not_asked_for_again_when_it_is_late(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = open_file(f"{server.url}/drip/a.tar")
-    for patience, tries in ((30, 3), (0, 1)):
+    for timeout, tries in ((30, 3), (0, 1)):
         server.asked.clear()
-        monkeypatch.setattr(files, "_PATIENCE", patience)
+        monkeypatch.setattr(files, "_RETRY_TIMEOUT", timeout)
         with pytest.raises(
             DataError, match="bytes 0 to 100 cannot be read: the server sends too slowly"
         ):

@@ -86,29 +86,29 @@ def test_messages_of_all_sizes_arrive_in_order(
     messages = [rng.randbytes(rng.choice([0, 1, 7, 40, 63, 64, 65, 300])) for _ in range(300)]
     with opened(make(3)) as boards:
         posted: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
-        told: list[list[bytes]] = [[], [], []]
+        published: list[list[bytes]] = [[], [], []]
 
         def look(rank: int) -> None:
             boards[rank].look()
             if rank == 0:
                 for sender, message in boards[0].posts():
                     posted[sender].append(message)
-            told[rank] += boards[rank].told()
+            published[rank] += boards[rank].published()
 
         for message in messages:
             for board in boards:
                 board.post(frame(message))
-            boards[0].tell([frame(message)])
+            boards[0].publish([frame(message)])
             look(rng.randrange(3))
         end = time.monotonic() + 50
         while time.monotonic() < end and not all(
-            len(got) == 300 for got in (*posted.values(), *told)
+            len(got) == 300 for got in (*posted.values(), *published)
         ):
             for rank in range(3):
                 look(rank)
         assert posted == {0: messages, 1: messages, 2: messages}
-        assert told == [messages] * 3
-        assert not any(board.has_news() for board in boards)
+        assert published == [messages] * 3
+        assert not any(board.has_work() for board in boards)
 
 
 @both
@@ -120,12 +120,12 @@ def test_a_message_larger_than_all_memory_between_threads(make: Boards) -> None:
         def read() -> None:
             while not found:
                 second.look()
-                found.extend(second.told())
+                found.extend(second.published())
                 second.wait(0.05)
 
         reader = threading.Thread(target=read)
         reader.start()
-        first.tell([frame(message)])
+        first.publish([frame(message)])
         end = time.monotonic() + 50
         while reader.is_alive() and time.monotonic() < end:
             first.look()
@@ -142,14 +142,14 @@ def test_a_wait_ends_when_something_comes_and_not_before(make: Boards) -> None:
         second.wait(0.1)
         assert time.monotonic() - began > 0.09
         second.look()
-        timer = threading.Timer(0.05, lambda: first.tell([frame(b"now")]))
+        timer = threading.Timer(0.05, lambda: first.publish([frame(b"now")]))
         began = time.monotonic()
         timer.start()
         second.wait(50)
         assert 0.04 < time.monotonic() - began < 25
         timer.join()
         second.look()
-        assert second.told() == [b"now"]
+        assert second.published() == [b"now"]
 
 
 @both
@@ -157,11 +157,11 @@ def test_what_came_between_look_and_wait_is_not_slept_through(make: Boards) -> N
     with opened(make(2)) as (first, second):
         second.attend()
         second.look()
-        first.tell([frame(b"quick")])
+        first.publish([frame(b"quick")])
         began = time.monotonic()
         second.wait(50)
         assert time.monotonic() - began < 25
-        assert second.has_news()
+        assert second.has_work()
 
 
 @pytest.mark.usefixtures("processes")
@@ -185,7 +185,7 @@ def test_the_thread_sleeps_while_a_caller_drives_and_is_woken_for_what_he_leaves
         ready.wait()
         wait_until_asleep(sleeper)
         for _ in range(20):
-            first.tell([frame(b"for the caller")])
+            first.publish([frame(b"for the caller")])
             time.sleep(0.002)
         assert woken == []
         is_enough.set()
@@ -193,7 +193,7 @@ def test_the_thread_sleeps_while_a_caller_drives_and_is_woken_for_what_he_leaves
         sleeper.join(25)
         assert len(woken) == 1
         second.look()
-        assert second.told() == [b"for the caller"] * 20
+        assert second.published() == [b"for the caller"] * 20
 
 
 @pytest.mark.usefixtures("processes")

@@ -19,7 +19,7 @@ from support.ranks import clean_environment, wait_until
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Seconds that pass when a test sets them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -59,14 +59,15 @@ def test_a_full_disk_is_reported_once_and_writing_resumes_when_there_is_room(
 
 @pytest.mark.usefixtures("processes")
 def test_a_disk_that_fills_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE cuts the write as a full disk does; after it a line of its own tells what is
+    """RLIMIT_FSIZE cuts the write as a full disk does; after it a line of its own reports what is
     missing."""
     script = f"""
 import os, resource, signal
 from allstep.launch.output.sink import Sink
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 now = [0.0]
-sink = Sink(os.open({str(tmp_path / "log")!r}, os.O_WRONLY | os.O_CREAT), "log", print, lambda: now[0])
+log = os.open({str(tmp_path / "log")!r}, os.O_WRONLY | os.O_CREAT)
+sink = Sink(log, "log", print, lambda: now[0])
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
 sink.write(b"first\\nsecond\\nthird\\n")
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -81,7 +82,7 @@ sink.write(b"fourth\\n")
     assert (tmp_path / "log").read_text().splitlines() == ["first", "seco", gap, "fourth"]
 
 
-def test_a_gap_after_a_piece_of_a_line_starts_a_line(tmp_path: Path) -> None:
+def test_a_gap_after_a_part_of_a_line_starts_a_line(tmp_path: Path) -> None:
     clock = Clock()
     path = tmp_path / "log"
     sink = Sink(
@@ -221,7 +222,7 @@ print("survived")
     assert (process.returncode, out) == (0, "[0] survived\n"), err
 
 
-def test_a_writer_that_must_end_drops_what_nobody_reads() -> None:
+def test_a_writer_that_must_end_drops_what_is_not_read() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     asked: list[int] = []
@@ -259,7 +260,7 @@ TALKS = (
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("how", ["term", "two ctrl-c"])
-def test_signals_reach_the_workers_while_nobody_reads(tmp_path: Path, how: str) -> None:
+def test_signals_reach_the_workers_while_no_reader_reads(tmp_path: Path, how: str) -> None:
     """`| less` on a page, a hung `tee`: workers save all the same, and the run ends."""
     quick = (
         "from allstep import cli; from allstep.launch import run_state; run_state._GIVE_UP_SECONDS"
@@ -310,6 +311,6 @@ def test_a_folder_that_was_removed(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert (
         done.stderr
-        == "allstep: the current folder does not exist any more: change to another one (cd), and"
+        == "allstep: the current folder does not exist any more; change to another one (cd) and"
         " start again\n"
     )

@@ -34,8 +34,8 @@ def parameters_of(dtypes: dict[str, torch.dtype] | None = None) -> list[Named]:
         Named(name, nn.Parameter(torch.zeros(shape, dtype=(dtypes or {}).get(name, torch.float32))))
         for name, shape in SHAPES.items()
     ]
-    picture = named[list(SHAPES).index("picture")].parameter
-    picture.data = picture.data.to(memory_format=torch.channels_last)
+    image = named[list(SHAPES).index("picture")].parameter
+    image.data = image.data.to(memory_format=torch.channels_last)
     return named
 
 
@@ -271,7 +271,7 @@ def test_order_and_differences(ranks: Ranks) -> None:
         ),
         (
             lambda named: named[1:],
-            "'tiny' is float32 [3] with strides [1] on cpu on rank 0 and not there on rank 1",
+            "'tiny' is float32 [3] with strides [1] on cpu on rank 0 and missing on rank 1",
         ),
     ]:
         assert all(words in text for text in ranks(3, partial(differ, change)))
@@ -285,4 +285,4 @@ def test_samples_told_by_some_only(ranks: Ranks) -> None:
                 AllReduce(group(), "test", named, Rule()).reduce(3.0 if rank == 0 else None)
             return str(caught.value)
 
-    assert all("1 of 3 ranks told how many samples" in text for text in ranks(3, work))
+    assert all("1 of 3 ranks set the number of samples" in text for text in ranks(3, work))

@@ -51,8 +51,8 @@ class Heard:
 
 def model() -> list[Named]:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 7), nn.Linear(7, 300))
-    return [Named(name, parameter) for name, parameter in net.named_parameters()]
+    model = nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 7), nn.Linear(7, 300))
+    return [Named(name, parameter) for name, parameter in model.named_parameters()]
 
 
 def gradient(parameter: Tensor, rank: int, step: int, number: int) -> Tensor:
@@ -102,9 +102,9 @@ def one_step(exchange: Exchange, named: list[Named], rank: int, size: int, step:
 
 def ours(exchange: Exchange, named: list[Named]) -> list[tuple[int, int, int]]:
     """What of the result this rank may use: number, start and end."""
-    pieces = exchange.own_pieces if isinstance(exchange, Owners) else None
+    ranges = exchange.own_ranges if isinstance(exchange, Owners) else None
     every = [(number, 0, each.parameter.numel()) for number, each in enumerate(named)]
-    return [piece for piece in (every if pieces is None else pieces) if piece[0] != UNUSED]
+    return [span for span in (every if ranges is None else ranges) if span[0] != UNUSED]
 
 
 def keep_the_contract(kind: str) -> None:

@@ -70,8 +70,8 @@ def named_parameters() -> list[Named]:
         Named(name, nn.Parameter(torch.zeros(shape, dtype=dtypes.get(name, torch.float32))))
         for name, shape in SHAPES.items()
     ]
-    picture = named[list(SHAPES).index("picture")].parameter
-    picture.data = picture.data.to(memory_format=torch.channels_last)
+    image = named[list(SHAPES).index("picture")].parameter
+    image.data = image.data.to(memory_format=torch.channels_last)
     return named
 
 
@@ -81,7 +81,7 @@ def gradient_of(rank: int, name: str, dtype: torch.dtype) -> Tensor:
 
 
 def give_gradients(named: list[Named], rank: int, weight: float) -> None:
-    """Nobody uses "scalar", only rank 1 "picture"; the mean over no samples is not a number."""
+    """Nobody uses "scalar", only rank 1 "image"; the mean over no samples is not a number."""
     for name, parameter in named:
         parameter.grad = (
             gradient_of(rank, name, parameter.dtype)

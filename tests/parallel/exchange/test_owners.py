@@ -12,7 +12,7 @@ from torch import nn
 from allstep.errors import UserError
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.exchange.owners import Owners
-from allstep.parallel.exchange.ownership import Piece
+from allstep.parallel.exchange.ownership import ParameterRange
 from allstep.parallel.exchange.to_owners import filled
 from allstep.parallel.updates.shared_parameters import SharedParameters
 from support.default_group import joined
@@ -23,7 +23,7 @@ WAYS = {"aa": 2, "aaa": 3, "ab": 2, "aabb": 4, "aaabb": 5}
 
 @given(st.lists(st.integers(1, 300), max_size=10), st.integers(1, 100))
 def test_blocks_hold_every_element_once(sizes: list[int], numel: int) -> None:
-    blocks = filled([Piece(number, 0, size) for number, size in enumerate(sizes)], numel)
+    blocks = filled([ParameterRange(number, 0, size) for number, size in enumerate(sizes)], numel)
     seen = [
         (part.number, element)
         for block in blocks
@@ -42,12 +42,12 @@ def test_blocks_hold_every_element_once(sizes: list[int], numel: int) -> None:
 
 def model(seed: int) -> list[Named]:
     torch.manual_seed(seed)
-    net = nn.Sequential(
+    model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.Linear(40, 300), nn.Linear(300, 1000), nn.Linear(7, 1)
     )
-    net[0].to(memory_format=torch.channels_last)
-    net[3].double()
-    return [Named(name, parameter) for name, parameter in net.named_parameters()]
+    model[0].to(memory_format=torch.channels_last)
+    model[3].double()
+    return [Named(name, parameter) for name, parameter in model.named_parameters()]
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -90,7 +90,7 @@ def test_owners_have_the_mean_of_what_they_own(ranks: Ranks, places: str, whole:
                     )
                 assert owned.reduce(weights[rank] if step == 2 else None) == []
                 assert owned.used == {0, 2, 3, 4, 5, 6, 7}
-                for number, start, end in owned.own_pieces:
+                for number, start, end in owned.own_ranges:
                     if number == 1:
                         continue
                     users = range(1 if number == 4 else size)
@@ -128,7 +128,7 @@ def test_one_rank_writes_and_all_read(ranks: Ranks) -> None:
                     weight.fill_(3.0)
             owned.meet()
             assert (weight == 3.0).all()
-            shared.tell_autograd()
+            shared.bump_versions()
             assert weight._version > version
             owned.meet()  # all have looked
             # Replaced by the same shape: back into the shared memory, with the new values. By

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.parallel.exchange.ownership import ALIGNED, Piece, by_elements, by_whole_parameters
+from allstep.parallel.exchange.ownership import (
+    ALIGNED,
+    ParameterRange,
+    by_elements,
+    by_whole_parameters,
+)
 
 sizes = st.lists(st.integers(0, 5000), max_size=12)
 owners = st.integers(1, 6)
@@ -15,17 +20,17 @@ owners = st.integers(1, 6)
 @pytest.mark.parametrize("deal", [by_elements, by_whole_parameters])
 @given(sizes, owners)
 def test_every_element_has_one_owner(
-    deal: Callable[[list[int], int], list[list[Piece]]], sizes: list[int], num_owners: int
+    deal: Callable[[list[int], int], list[list[ParameterRange]]], sizes: list[int], num_owners: int
 ) -> None:
     owned = deal(sizes, num_owners)
     assert len(owned) == num_owners
-    pieces = sorted(piece for share in owned for piece in share)
+    ranges = sorted(span for share in owned for span in share)
     for number, size in enumerate(sizes):
-        mine = [piece for piece in pieces if piece.number == number]
-        bounds = [0, *(piece.end for piece in mine)]
-        assert [piece.start for piece in mine] == bounds[:-1]
+        mine = [span for span in ranges if span.number == number]
+        bounds = [0, *(span.end for span in mine)]
+        assert [span.start for span in mine] == bounds[:-1]
         assert bounds[-1] == size
-        assert all(piece.end > piece.start for piece in mine)
+        assert all(span.end > span.start for span in mine)
 
 
 @given(sizes, owners)
@@ -40,7 +45,7 @@ def test_shares_are_equal_but_for_alignment(sizes: list[int], num_owners: int) -
 def test_whole_parameters_stay_whole(sizes: list[int], num_owners: int) -> None:
     owned = by_whole_parameters(sizes, num_owners)
     assert all(
-        (piece.start, piece.end) == (0, sizes[piece.number]) for share in owned for piece in share
+        (span.start, span.end) == (0, sizes[span.number]) for share in owned for span in share
     )
-    counts = [sum(sizes[piece.number] for piece in share) for share in owned]
+    counts = [sum(sizes[span.number] for span in share) for share in owned]
     assert max(counts) <= sum(sizes) / num_owners + max(sizes, default=0)

@@ -1,4 +1,4 @@
-"""The search for the fewest updates, on a made-up net whose updates by batch and rate are a
+"""The search for the fewest updates, on a made-up model whose updates by batch and rate are a
 formula."""
 
 import json

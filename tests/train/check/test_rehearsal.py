@@ -1,6 +1,5 @@
-"""What is tried before a long run:
-
-`--overfit N` and `--dry-run`. They find what they are for, name it, and leave nothing behind.
+"""Checks before a long run, `--overfit N` and `--dry-run`: they find errors, name them, and leave
+no files.
 """
 
 import math
@@ -38,17 +37,17 @@ STAGES = ["start", "data", "step", "evaluate", "save", "load"]
 # By heart
 
 
-def learned_on(words: list[str], count: int, epochs: int) -> tuple[Learned, list[str]]:
+def learned_on(overrides: list[str], count: int, epochs: int) -> tuple[Learned, list[str]]:
     world = allstep.init()
     torch.set_num_threads(1)  # threads that spin for each other starve on a busy machine
-    config, _ = simplified(read_config("digits", words).resolved(world.size), count)
+    config, _ = simplified(read_config("digits", overrides).resolved(world.size), count)
     lines: list[str] = []
     schedule = config.schedule.model_copy(update={"warmup": min(config.schedule.warmup, epochs)})
     shorter = config.model_copy(update={"epochs": epochs, "schedule": schedule})
     return learn(shorter, world, Path.cwd(), lines.append), lines
 
 
-def test_a_net_learns_by_heart_with_any_number_of_workers(ranks: Any) -> None:
+def test_a_model_learns_by_heart_with_any_number_of_workers(ranks: Any) -> None:
     ((alone, lines),) = ranks(1, learned_on, ["model.options.hidden=32"], 13, by_heart.EPOCHS)
     assert alone.by_heart
     assert (alone.samples, alone.classes, alone.last.count) == (13, 10, 13)
@@ -60,24 +59,24 @@ def test_a_net_learns_by_heart_with_any_number_of_workers(ranks: Any) -> None:
     assert abs(both[0][0].steps - alone.steps) <= 2  # rounding
 
 
-def test_a_net_that_cannot_learn_does_not(ranks: Any) -> None:
-    words = ["optimizer.lr=1e-9", "model=lenet", "model.options.dropout=0.5"]
-    ((learned, lines),) = ranks(1, learned_on, words, 20, 3)
+def test_a_model_that_cannot_learn_does_not(ranks: Any) -> None:
+    overrides = ["optimizer.lr=1e-9", "model=lenet", "model.options.dropout=0.5"]
+    ((learned, lines),) = ranks(1, learned_on, overrides, 20, 3)
     assert not learned.by_heart
     assert (learned.steps, learned.epochs) == (3, 3)
     assert lines[0] == "switched off: dropout in 1 layer"
     assert "whether gradients reach its weights" in verdict(learned)
 
 
-def test_what_stands_in_the_way_is_switched_off_and_said() -> None:
-    words = [
+def test_what_prevents_learning_is_switched_off_and_reported() -> None:
+    overrides = [
         "data.augment=Flip()",
         "label_smoothing=0.1",
         "ema.decay=0.9",
         "batch=512",
         "accumulation=100",
     ]
-    config, off = simplified(read_config("digits", words).resolved(1), 64)
+    config, off = simplified(read_config("digits", overrides).resolved(1), 64)
     assert off == [
         "data.augment=Flip()",
         "label_smoothing=0.1",
@@ -99,7 +98,7 @@ def test_what_stands_in_the_way_is_switched_off_and_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "words"),
+    ("first", "last", "text"),
     [
         (
             Score(2.3, 0.1, 64, 0.5),
@@ -107,19 +106,27 @@ def test_what_stands_in_the_way_is_switched_off_and_said() -> None:
             "learned 64 samples by heart after 90 steps",
         ),
         (Score(2.3, 0.1, 64, 0.5), Score(0.05, 0.98, 64, 1.0), "have different labels"),
-        (Score(2.3, 0.1, 64, 0.5), Score(math.nan, 0.1, 64, 0.5), "the rate, which is too high"),
-        (Score(2.3, 0.1, 64, 0.5), Score(9.0, 0.1, 64, 0.5), "the rate, which is too high"),
+        (
+            Score(2.3, 0.1, 64, 0.5),
+            Score(math.nan, 0.1, 64, 0.5),
+            "the learning rate, which is too high",
+        ),
+        (
+            Score(2.3, 0.1, 64, 0.5),
+            Score(9.0, 0.1, 64, 0.5),
+            "the learning rate, which is too high",
+        ),
         (Score(2.3, 0.1, 64, 0.5), Score(2.29, 0.1, 64, 0.5), "guessing, which is 2.3"),
         (Score(2.3, 0.1, 64, 0.5), Score(1.0, 0.6, 64, 0.9), "too small for so many samples"),
     ],
 )
-def test_the_verdict_goes_by_the_figures(first: Score, last: Score, words: str) -> None:
+def test_the_verdict_goes_by_the_figures(first: Score, last: Score, text: str) -> None:
     line = verdict(Learned(64, 10, 90, 90, first, last))
-    assert words in line
+    assert text in line
     assert "\n" not in line
 
 
-def test_a_net_that_evaluates_worse_is_said() -> None:
+def test_a_model_that_evaluates_worse_is_reported() -> None:
     good = Score(0.05, 1.0, 64, 1.0)
     line = verdict(Learned(64, 10, 90, 90, good, good, Score(0.9, 0.75, 64, 1.0)))
     assert "in evaluation mode 75.0% are right" in line
@@ -128,8 +135,8 @@ def test_a_net_that_evaluates_worse_is_said() -> None:
 # A dry run
 
 
-def rehearsed_on(words: list[str], broken: str = "") -> Rehearsed | str:
-    """What came out, or the words of the error."""
+def rehearsed_on(overrides: list[str], broken: str = "") -> Rehearsed | str:
+    """Return the result of a dry run, or the text of its error."""
     world = allstep.init()
     torch.set_num_threads(1)  # threads that spin for each other starve on a busy machine
     out = Path.cwd()
@@ -138,9 +145,9 @@ def rehearsed_on(words: list[str], broken: str = "") -> Rehearsed | str:
     if broken == "load":
         job.load_optimizer = lambda optimizer, snapshot: None
     if broken == "data":
-        job.open_parts = _with_a_class_less  # type: ignore[assignment]
+        job.open_splits = _with_a_class_less  # type: ignore[assignment]
     try:
-        return rehearse(read_config("digits", words).resolved(world.size), world, out)
+        return rehearse(read_config("digits", overrides).resolved(world.size), world, out)
     except (UserError, SystemExit) as error:
         return str(error)
 
@@ -148,21 +155,21 @@ def rehearsed_on(words: list[str], broken: str = "") -> Rehearsed | str:
 def _with_a_class_less(config: Any) -> Any:
     from dataclasses import replace
 
-    from allstep.train.input.splits import open_parts
+    from allstep.train.input.splits import open_splits
 
-    parts = open_parts(config)
-    return replace(parts, classes=parts.classes[:9])
+    splits = open_splits(config)
+    return replace(splits, classes=splits.classes[:9])
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["ema.decay=0.9", "optimizer=lamb", "model=lenet", "model.norm=batch"],
         ["share_weights=true"],
     ],
 )
-def test_every_stage_is_played(ranks: Any, words: list[str]) -> None:
-    first, second = ranks(2, rehearsed_on, words)
+def test_every_stage_is_rehearsed(ranks: Any, overrides: list[str]) -> None:
+    first, second = ranks(2, rehearsed_on, overrides)
     assert [stage.name for stage in first.stages] == STAGES
     assert first.stages == second.stages
     assert first.stages[-1].what.endswith("tensors, the same bits")
@@ -174,9 +181,9 @@ def test_every_stage_is_played(ranks: Any, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("broken", "complaint"),
     [
-        ("data", "its label is 9, the net's classes are 0 to 8"),
+        ("data", "its label is 9, the model's classes are 0 to 8"),
         ("save", "cannot be written"),
-        ("load", "/momentum_buffer differs in a run that goes on from it"),
+        ("load", "/momentum_buffer differs in a run that resumes from it"),
     ],
 )
 def test_the_stage_that_fails_is_named(ranks: Any, broken: str, complaint: str) -> None:
@@ -212,7 +219,7 @@ def test_one_bit_is_enough(changes: dict[str, Any], what: str) -> None:
 
 
 REHEARSED = Rehearsed(
-    stages=(RehearsedStage("start", "a net", 1.5, 400_000_000),),
+    stages=(RehearsedStage("start", "a model", 1.5, 400_000_000),),
     epochs=90,
     steps_per_epoch=157,
     step_seconds=0.5,
@@ -224,30 +231,30 @@ REHEARSED = Rehearsed(
 )
 
 
-def test_a_whole_run_is_foretold() -> None:
+def test_a_whole_run_is_forecast() -> None:
     time_line, disk_line = forecast(REHEARSED)
     assert time_line.startswith(
         "a whole run: 90 epochs x 157 steps x 500 ms = 1 h 58 min, and 91 evaluations of 30 s: 2 h"
-        " 43 min in all"
+        " 43 min in total"
     )
     assert disk_line.startswith(
         "disk: up to 5 checkpoints of 200 MB = 1 GB; 900 MB are free, which is too little"
     )
     assert not REHEARSED.fits
-    assert list(table(REHEARSED))[1] == ["start", "1.50", "400 MB", "a net"]
+    assert list(table(REHEARSED))[1] == ["start", "1.50", "400 MB", "a model"]
 
 
 # As the user types it
 
 
-def train(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def train(*overrides: str, folder: Path) -> subprocess.CompletedProcess[str]:
     env = {**clean_environment(), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    command = [sys.executable, "-m", "allstep", "train", "digits", *words]
+    command = [sys.executable, "-m", "allstep", "train", "digits", *overrides]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=170)
 
 
 def left_in(folder: Path) -> list[str]:
-    """Besides torch's own cache."""
+    """Return the names in a folder, without torch's cache."""
     return [name for name in os.listdir(folder) if not name.startswith("torchinductor")]
 
 
@@ -275,7 +282,7 @@ def test_what_cannot_be_learned_is_exit_status_1_and_no_failure_of_a_worker(tmp_
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("overrides", "complaint"),
     [
         (
             ["--overfit", "9999"],
@@ -285,11 +292,11 @@ def test_what_cannot_be_learned_is_exit_status_1_and_no_failure_of_a_worker(tmp_
         (["--dry-run", "--out", "/proc/nothing/at/all"], "/proc: cannot be written"),
     ],
 )
-def test_bad_input_is_told_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], complaint: str
+def test_bad_input_is_reported_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], complaint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    error = CliRunner().invoke(app, ["train", "digits", *words]).exception
+    error = CliRunner().invoke(app, ["train", "digits", *overrides]).exception
     assert isinstance(error, UserError)
     assert complaint in str(error)
     assert left_in(tmp_path) == []

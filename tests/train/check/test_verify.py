@@ -1,5 +1,6 @@
-"""`allstep verify`: one worker against several, in float64; and that a mistake of one rank is found
-and named."""
+"""`allstep verify`: one worker against several, in float64; a mistake of one rank is found and
+named.
+"""
 
 import math
 import os
@@ -23,10 +24,10 @@ from allstep.train.check.compare import (
     Difference,
     Plan,
     Step,
+    differing_answers,
     made_exact,
     make_plan,
     parse_workers,
-    partings,
     table,
     uneven,
     write_plan,
@@ -39,23 +40,23 @@ from support.ranks import clean_environment
 
 
 def answer_of(config: RunConfig, folder: Path) -> Answer:
-    os.chdir(folder)  # where a user's net is
+    os.chdir(folder)  # where a user's model is
     world = allstep.init()
     torch.set_num_threads(1)  # threads that spin for each other starve on a busy machine
     return run(config, world, folder)
 
 
 def verified(
-    ranks: Any, folder: Path, words: list[str], numbers: tuple[int, ...], **changes: Any
+    ranks: Any, folder: Path, overrides: list[str], numbers: tuple[int, ...], **changes: Any
 ) -> tuple[Plan, list[Answer]]:
-    config, _ = made_exact(read_config("digits", words), numbers)
+    config, _ = made_exact(read_config("digits", overrides), numbers)
     plan = make_plan(config, numbers, num_validation=40).model_copy(update=changes)
     write_plan(folder, plan)
     return plan, [ranks(number, answer_of, config, folder)[0] for number in numbers]
 
 
 @pytest.mark.parametrize(
-    ("words", "numbers"),
+    ("overrides", "numbers"),
     [
         (
             [
@@ -72,10 +73,10 @@ def verified(
     ],
 )
 def test_several_workers_compute_what_fewer_do(
-    ranks: Any, tmp_path: Path, words: list[str], numbers: tuple[int, ...]
+    ranks: Any, tmp_path: Path, overrides: list[str], numbers: tuple[int, ...]
 ) -> None:
-    plan, answers = verified(ranks, tmp_path, words, numbers)
-    assert list(partings(plan, answers)) == []
+    plan, answers = verified(ranks, tmp_path, overrides, numbers)
+    assert list(differing_answers(plan, answers)) == []
     assert [each.count for each in answers] == [plan.evaluated] * len(numbers)
     for step in answers[1].steps:
         assert step.gradient.worst is not None
@@ -93,25 +94,25 @@ def factory(num_classes):
 
 
 @pytest.mark.parametrize("batches", [(6, 6), (6, 5, 2)])
-def test_a_net_with_batch_norms_is_verified_with_synchronised_ones(
+def test_a_model_with_batch_norms_is_verified_with_synchronized_ones(
     ranks: Any, tmp_path: Path, batches: tuple[int, ...]
 ) -> None:
-    """A user's own ones: only the worker can see them."""
+    """Batch norms in a user's model are known only in the worker."""
     (tmp_path / "norms.py").write_text(NORMS)
-    words = ["model=norms:factory", "batch=6", "accumulation=2"]
-    plan, answers = verified(ranks, tmp_path, words, (1, 3), batches=batches)
+    overrides = ["model=norms:factory", "batch=6", "accumulation=2"]
+    plan, answers = verified(ranks, tmp_path, overrides, (1, 3), batches=batches)
     assert [note.split(":")[0] for note in answers[0].notes][1:] == ["accumulation=2"]
     assert "1 batch norm of its own" in answers[0].notes[0]
-    assert list(partings(plan, answers)) == []
+    assert list(differing_answers(plan, answers)) == []
 
 
 def test_another_seed_is_found_at_the_first_step(ranks: Any, tmp_path: Path) -> None:
     plan, (reference,) = verified(ranks, tmp_path, ["batch=8"], (1,), batches=(8,))
     config, _ = made_exact(read_config("digits", ["batch=8", "seed=1"]), (2,))
     other = ranks(2, answer_of, config, tmp_path)[0]
-    (line,) = partings(plan, [reference, other])
-    assert "part from 1 worker at step 1 (8 samples): the loss is" in line
-    assert "began with other weights or other samples" in line
+    (line,) = differing_answers(plan, [reference, other])
+    assert "differ from 1 worker at step 1 (8 samples): the loss is" in line
+    assert "the weights or the samples differ from the start" in line
 
 
 # As the user types it
@@ -137,8 +138,8 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(64, 16), nn.Linear(16, num_classes)
 
-    def forward(self, pictures):
-        return self.last(Wrong.apply(self.first(pictures.flatten(1)).relu()))
+    def forward(self, images):
+        return self.last(Wrong.apply(self.first(images.flatten(1)).relu()))
 
 
 def factory(num_classes):
@@ -172,7 +173,7 @@ def test_a_wrong_gradient_of_one_rank_is_found_and_named(tmp_path: Path) -> None
     assert done.returncode == 1, done.stderr
     assert "1 worker: 5 steps of 16, 16, 15, 16, 3 samples" in done.stdout
     assert (
-        "2 workers part from 1 worker at step 1 (16 samples): the gradient of first.weight (16x64)"
+        "2 workers differ from 1 worker at step 1 (16 samples): the gradient of first.weight (16x64)"
         in done.stdout
     )
     assert "2 of 4 tensors differ" in done.stdout
@@ -184,7 +185,9 @@ def test_a_wrong_gradient_of_one_rank_is_found_and_named(tmp_path: Path) -> None
 
 
 @given(st.integers(1, 500), st.lists(st.integers(1, 9), min_size=1, max_size=4))
-def test_uneven_is_the_largest_that_nobody_divides(most: int, workers: list[int]) -> None:
+def test_uneven_is_the_largest_that_no_number_of_workers_divides(
+    most: int, workers: list[int]
+) -> None:
     several = [each for each in workers if each > 1]
     fitting = [n for n in range(1, most + 1) if all(n % each for each in several)]
     assert uneven(most, workers) == max(fitting, default=most)
@@ -202,15 +205,15 @@ def test_two_numbers_of_workers_are_needed(text: str) -> None:
         parse_workers(text)
 
 
-def test_what_cannot_agree_is_taken_out_and_said() -> None:
-    words = [
+def test_what_cannot_agree_is_removed_and_reported() -> None:
+    overrides = [
         "model.norm=ghost",
         "data.mix=Mixup(0.2)",
         "precision=bfloat16",
         "execution=compiled",
         "batch_per_worker=5",
     ]
-    config, notes = made_exact(read_config("digits", words), (1, 4))
+    config, notes = made_exact(read_config("digits", overrides), (1, 4))
     assert (config.model.norm, config.data.mix, config.precision, config.execution) == (
         "sync",
         "none",
@@ -254,7 +257,7 @@ def test_the_first_that_differs_is_named(value: float) -> None:
         assert compared.first.relative == pytest.approx(0.25)  # sqrt(0.5**2 / 4) of 1
 
 
-def test_a_gradient_that_nobody_computed_counts_as_zeros() -> None:
+def test_a_gradient_that_is_missing_counts_as_zeros() -> None:
     compared = compare(REFERENCE, {"a": REFERENCE["a"]}, 1e-9)
     assert compared.first is not None
     assert (compared.first.tensor, compared.first.relative, compared.first.found) == ("b", 1.0, 0.0)
@@ -266,7 +269,7 @@ def test_what_is_zero_but_for_rounding_agrees() -> None:
     assert size_of([]) == 0.0
 
 
-# Words
+# Texts
 
 FINE = Compared(
     size=1.0, worst=Difference(tensor="w", shape=(2, 3), relative=1e-16, reference=1.0, found=1.0)
@@ -290,7 +293,7 @@ def answer(**changes: Any) -> Answer:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "texts"),
     [
         ({}, []),
         (
@@ -314,10 +317,10 @@ def answer(**changes: Any) -> Answer:
         ),
     ],
 )
-def test_the_first_place_is_said(changes: dict[str, Any], words: list[str]) -> None:
-    found = list(partings(PLAN, [answer(workers=1), answer(**changes)]))
-    assert len(found) == bool(words)
-    assert all(word in line for line in found for word in words)
+def test_the_first_difference_is_reported(changes: dict[str, Any], texts: list[str]) -> None:
+    found = list(differing_answers(PLAN, [answer(workers=1), answer(**changes)]))
+    assert len(found) == bool(texts)
+    assert all(text in line for line in found for text in texts)
 
 
 def test_the_table_has_a_column_for_each_number() -> None:

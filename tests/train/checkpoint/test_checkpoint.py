@@ -1,5 +1,6 @@
-"""Checkpoints: whole or absent, whatever happens; equal states are equal files; no optimizer's
-state is lost."""
+"""Checkpoints: whole or absent, whatever happens; equal states are equal files; the state of every
+optimizer is complete.
+"""
 
 import errno
 import json
@@ -73,14 +74,14 @@ def test_equal_states_are_equal_files(tmp_path: Path) -> None:
 
 
 def test_tied_and_channels_last_weights(tmp_path: Path) -> None:
-    picture = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    image = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     shared = torch.randn(6)
     weights = {
         "a": shared,
         "b": shared,
         "part": shared[1:3],
         "turned": torch.randn(3, 4).T,
-        "picture": picture,
+        "picture": image,
     }
     found = checkpoint.read(checkpoint.write(tmp_path, Snapshot(1, weights, {}, {})))
     assert all(torch.equal(found.weights[name], value) for name, value in weights.items())
@@ -133,16 +134,16 @@ def test_any_damage_is_found_and_the_one_before_taken(tmp_path: Path, data: st.D
 
 
 def _means_the_same(content: bytes, path: Path) -> bool:
-    """A flipped bit in a manifest may turn a space into another; nothing is lost by that."""
+    """A flipped bit in a manifest may only change white space, which does no harm."""
     try:
         found = json.loads(content)
     except ValueError:
         return False
-    files = {name: {"nbytes": (path / name).stat().st_size} for name in checkpoint._PARTS}
+    files = {name: {"nbytes": (path / name).stat().st_size} for name in checkpoint._HASHED}
     try:
-        sizes = {name: {"nbytes": found["files"][name]["nbytes"]} for name in checkpoint._PARTS}
+        sizes = {name: {"nbytes": found["files"][name]["nbytes"]} for name in checkpoint._HASHED}
         right = checkpoint.checksums(path) == {
-            name: checkpoint._hash((path / name).read_bytes()) for name in checkpoint._PARTS
+            name: checkpoint._hash((path / name).read_bytes()) for name in checkpoint._HASHED
         }
     except (KeyError, TypeError, CheckpointError):
         return False
@@ -174,8 +175,7 @@ for samples in range(1, 10_000):
 
 @pytest.mark.usefixtures("processes")
 def test_a_writer_that_is_killed(tmp_path: Path) -> None:
-    """What it said to have written is there and whole; what it was writing is absent, and swept
-    away by the next."""
+    """Checkpoints that it reported as written are whole; the unfinished one is absent and swept."""
     script = tmp_path / "writer.py"
     script.write_text(WRITER)
     folder = tmp_path / "checkpoints"
@@ -232,35 +232,35 @@ OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_every_optimizer_goes_on_as_if_nothing_had_happened(
+def test_every_optimizer_resumes_as_if_never_interrupted(
     make: Callable[[Any], torch.optim.Optimizer], tmp_path: Path
 ) -> None:
-    def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
         for step in steps:
             x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
 
             def closure() -> torch.Tensor:
                 optimizer.zero_grad()
-                loss: torch.Tensor = net(x).square().mean()  # noqa: B023
+                loss: torch.Tensor = model(x).square().mean()  # noqa: B023
                 loss.backward()
                 return loss
 
             optimizer.step(closure)
 
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    optimizer = make(net.parameters())
-    names = [name for name, _ in net.named_parameters()]
-    train(net, optimizer, range(5))
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = make(model.parameters())
+    names = [name for name, _ in model.named_parameters()]
+    train(model, optimizer, range(5))
     if isinstance(optimizer, torch.optim.LBFGS):  # keeps lists of tensors
         with pytest.raises(CheckpointError, match=r"0.weight/|keeps a"):
             flatten(optimizer.state_dict(), names)
         return
     tensors, numbers = flatten(optimizer.state_dict(), names)
     path = checkpoint.write(
-        tmp_path, Snapshot(5, net.state_dict(), tensors, {"optimizer": numbers})
+        tmp_path, Snapshot(5, model.state_dict(), tensors, {"optimizer": numbers})
     )
-    train(net, optimizer, range(5, 10))
+    train(model, optimizer, range(5, 10))
 
     found = checkpoint.read(path)
     again = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
@@ -268,16 +268,16 @@ def test_every_optimizer_goes_on_as_if_nothing_had_happened(
     again.load_state_dict(dict(found.weights))
     other.load_state_dict(restore(found.optimizer, found.state["optimizer"], names))
     train(again, other, range(5, 10))
-    for mine, theirs in zip(net.parameters(), again.parameters(), strict=True):
+    for mine, theirs in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 
 def test_a_state_of_other_parameters() -> None:
-    net = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
     with pytest.raises(
-        CheckpointError, match=r"only the checkpoint has bias; only the net has gain"
+        CheckpointError, match=r"only the checkpoint has bias; only the model has gain"
     ):
         restore(tensors, numbers, ["weight", "gain"])
     with pytest.raises(CheckpointError, match="in another order"):

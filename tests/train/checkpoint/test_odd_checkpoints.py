@@ -1,5 +1,6 @@
-"""What is anything but a checkpoint is reported, and the next older one used: no traceback, no
-hang."""
+"""Anything that is not a valid checkpoint is reported, and the next older one is used: no
+traceback, no hang.
+"""
 
 import json
 import os
@@ -31,7 +32,7 @@ from allstep.train.health.checkpoint_state import (
     check_used,
 )
 from allstep.train.health.divergence import LossWatch
-from allstep.train.run.state import Standing
+from allstep.train.run.progress import RunProgress
 from allstep.train.step.build import make_optimizer
 from allstep.train.task.classification import Classification, ClassificationTally
 from allstep.train.watch.events import Score
@@ -43,20 +44,20 @@ CONFIG = read_config("digits", ["optimizer=sgd"]).resolved(1)
 FILES = ("manifest.json", "state.json", "weights.safetensors", "optimizer.safetensors")
 
 
-def net_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    net = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(net.named_parameters(), 0.1, momentum=0.9)
-    net(torch.ones(1, 3)).sum().backward()
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.named_parameters(), 0.1, momentum=0.9)
+    model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    return net, optimizer
+    return model, optimizer
 
 
 def snapshot(samples: int) -> Snapshot:
-    """With all that a run's state may hold."""
-    net, optimizer = net_and_optimizer()
+    """Return a snapshot with everything that the state of a run may hold."""
+    model, optimizer = model_and_optimizer()
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
-    standing = Standing(
+    progress = RunProgress(
         samples,
         5,
         10,
@@ -65,32 +66,32 @@ def snapshot(samples: int) -> Snapshot:
         0,
         since=ClassificationTally(1.0, 2.0, 3.0, 4.0),
     )
-    pictures = {"shape": [3, 4, 4], "trained_shape": [3, 4, 4], "mean": [1.0] * 3, "std": [2.0] * 3}
+    images = {"shape": [3, 4, 4], "trained_shape": [3, 4, 4], "mean": [1.0] * 3, "std": [2.0] * 3}
     state = {
-        "standing": standing.to_plain(),
+        "standing": progress.to_plain(),
         "optimizer": numbers,
         "loader": {"seed": 0, "position": samples},
         "precision": {"name": "float32", "scale": 1.0, "steps_since": 0},
         "growth": {"times": 0, "last": 0, "room": 0},
         "watch": asdict(LossWatch()),
         "execution": "plain",
-        "pictures": {**pictures, "prepare": "none", "classes": ["a", "b"]},
+        "pictures": {**images, "prepare": "none", "classes": ["a", "b"]},
         "ema": {"updates": 3},
         "noise": asdict(RunningNoiseScale()),
     }
-    return Snapshot(samples, net.state_dict(), tensors, state)
+    return Snapshot(samples, model.state_dict(), tensors, state)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three checkpoints, of which the newest will be made odd."""
+    """Write three checkpoints; the test damages the newest."""
     for samples in (10, 20, 30):
         checkpoint.write(tmp_path / "checkpoints", snapshot(samples))
     return tmp_path / "checkpoints"
 
 
 def rewrite(path: Path, name: str, content: bytes) -> None:
-    """Other contents, with the checksums that go with them."""
+    """Replace the contents of files, with matching checksums."""
     (path / name).write_bytes(content)
     files = {each: path / each for each in FILES[1:]}
     entries = {
@@ -131,14 +132,14 @@ def test_something_else_in_the_place_of_a_checkpoint(folder: Path, kind: str) ->
     shutil.rmtree(folder / "000000000030")
     ODD[kind](folder / "000000000030")
     limited(takes_the_one_before, [folder])
-    # It does not stand in the way of one that is written, either.
+    # It does not prevent writing a checkpoint, either.
     checkpoint.write(folder, snapshot(30))
     assert newest(folder).complaints == ()
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("file", ["weights.safetensors", "state.json"])
-def test_holes_as_large_as_the_manifest_says(folder: Path, file: str) -> None:
+def test_holes_as_large_as_the_manifest_states(folder: Path, file: str) -> None:
     path = folder / "000000000030"
     ODD["terabyte of holes"](path / file)
     manifest = json.loads((path / "manifest.json").read_text())
@@ -172,14 +173,14 @@ def test_odd_json(folder: Path, file: str, place: str, raw: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "words"),
+    ("place", "value", "message"),
     [
         ((), [], "state.json: expected keys and values, found list"),
         (("standing",), None, "state.json: standing: .* found 'None'"),
         (
             ("standing", "samples"),
             31,
-            "standing.samples: expected 30, as the folder's name has it, found 31",
+            "standing.samples: expected 30, as in the folder's name, found 31",
         ),
         (("standing", "batch"), 0, "standing.batch"),
         (("standing", "best"), {"loss": "x"}, "standing.best.loss"),
@@ -196,7 +197,7 @@ def test_odd_json(folder: Path, file: str, place: str, raw: str) -> None:
     ],
 )
 def test_a_state_of_other_types(
-    folder: Path, place: tuple[str, ...], value: Any, words: str
+    folder: Path, place: tuple[str, ...], value: Any, message: str
 ) -> None:
     state = dict(snapshot(30).state)
     if place:
@@ -206,7 +207,7 @@ def test_a_state_of_other_types(
         inner[place[-1]] = value
     rewrite(folder / "000000000030", "state.json", json.dumps(state if place else value).encode())
     takes_the_one_before(folder)
-    assert re.search(words, newest(folder).complaints[0]), newest(folder).complaints
+    assert re.search(message, newest(folder).complaints[0]), newest(folder).complaints
 
 
 @pytest.mark.parametrize(
@@ -221,8 +222,7 @@ def test_a_state_of_other_types(
     ],
 )
 def test_images_of_other_kinds(folder: Path, key: str, value: Any) -> None:
-    """For `predict` and `eval`; a run that continues takes them from its data, but for the classes
-    that it knows."""
+    """`predict` and `eval` use them; a resumed run takes them from its data, except the classes."""
     state = json.loads(json.dumps(snapshot(30).state))
     state["pictures"][key] = value
     rewrite(folder / "000000000030", "state.json", json.dumps(state).encode())
@@ -243,7 +243,7 @@ def test_a_position_that_cannot_be(
 
 
 @pytest.mark.parametrize(
-    ("words", "num_samples", "good", "bad"),
+    ("overrides", "num_samples", "good", "bad"),
     [
         ([], None, [64], [7, 63, 65, 128, 1 << 40]),
         (["growth.at=[1]", "growth.factor=2"], None, [64, 128, 1 << 30], [63, 1 << 40]),
@@ -253,10 +253,10 @@ def test_a_position_that_cannot_be(
     ],
 )
 def test_a_batch_that_cannot_be(
-    words: list[str], num_samples: int | None, good: list[int], bad: list[int]
+    overrides: list[str], num_samples: int | None, good: list[int], bad: list[int]
 ) -> None:
     config = read_config(
-        "digits", ["batch=64", "schedule.shape=constant", "schedule.warmup=0", *words]
+        "digits", ["batch=64", "schedule.shape=constant", "schedule.warmup=0", *overrides]
     ).resolved(1)
     for batch in good + bad:
         found = snapshot(10)
@@ -271,7 +271,7 @@ def test_a_batch_that_cannot_be(
 
 
 def check_both(found: Snapshot) -> None:
-    """As a run that continues does."""
+    """Check a snapshot as a resumed run does."""
     check_resumed(found)
     check_optimizer(found, CONFIG)
 
@@ -308,7 +308,7 @@ def test_settings_of_each_optimizer_pass(name: str) -> None:
 
 
 def test_a_manifest_that_names_other_files(folder: Path, tmp_path: Path) -> None:
-    """They are not read: a pipe among them would be waited for."""
+    """Other files are not read; reading a pipe would hang."""
     os.mkfifo(tmp_path / "pipe")
     path = folder / "000000000030"
     manifest = json.loads((path / "manifest.json").read_text())
@@ -343,7 +343,7 @@ def test_numbers_of_names() -> None:
 
 
 def test_odd_hidden_names_are_left_alone(folder: Path) -> None:
-    """A name without a process in it ended every write with an IndexError."""
+    """Regression: a hidden name without a process caused an IndexError in every write."""
     odd = [".000000000040", ".000000000040.²", ".000000000040.x", ".٠٠٠٠٠٠٠٠٠٠٤٠.1", ".hidden"]
     for name in odd:
         (folder / name).mkdir()
@@ -352,21 +352,21 @@ def test_odd_hidden_names_are_left_alone(folder: Path) -> None:
     assert all((folder / name).exists() for name in odd)
 
 
-def test_what_is_left_over_is_told_from_what_is_being_written() -> None:
+def test_leftovers_are_distinguished_from_what_is_being_written() -> None:
     mine = hidden_name("000000000010")
     parent = os.getppid()
     assert is_left_over(mine) and is_left_over(f"{mine}.gone")
-    # The writer's pid has come to mean another process, as in a container that was started again.
+    # The pid of the writer belongs to another process now, as in a restarted container.
     assert is_left_over(f".000000000010.{parent}-1")
     started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     assert not is_left_over(f".000000000010.{parent}-{started}")
-    # Of an earlier version.
+    # A name of an earlier version.
     assert not is_left_over(f".000000000010.{parent}")
     assert is_left_over(".000000000010.4194305")
 
 
 def test_a_saver_removes_what_is_left_over_though_it_writes_nothing(folder: Path) -> None:
-    """As in a run that was killed after its last checkpoint, while it removed an old one."""
+    """This happens if a run is killed after its last checkpoint, while it removes an old one."""
     from allstep.train.checkpoint.writer_thread import Saver
 
     left = folder / ".000000000010.4194305-7.gone"
@@ -406,19 +406,19 @@ def test_headers_of_tensors_that_make_no_sense(folder: Path, content: bytes) -> 
 
 
 def use(found: Snapshot) -> None:
-    """As `make_job` does; only CheckpointError may come of it."""
+    """Load a snapshot as `make_job` does; only CheckpointError may be raised."""
     state = found.state
-    net, optimizer = net_and_optimizer()
-    Standing.from_plain(dict(state["standing"]), Classification(2))
+    model, optimizer = model_and_optimizer()
+    RunProgress.from_plain(dict(state["standing"]), Classification(2))
     LossWatch(**state["watch"])
     if "noise" in state and state["noise"] is not None:
         RunningNoiseScale(**state["noise"])
     try:
-        load_weights(net, found.weights)
+        load_weights(model, found.weights)
         load_optimizer(optimizer, found)
     except CheckpointError:
         return
-    net(torch.ones(1, 3)).sum().backward()
+    model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     after = optimizer.state_dict()
     flatten(after, parameter_names(after))
@@ -429,7 +429,7 @@ def use(found: Snapshot) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("file", FILES)
 def test_whatever_is_in_a_file_there_is_a_checkpoint(folder: Path, file: str) -> None:
-    """Random damage, with checksums that fit it. What passes for good causes no traceback later."""
+    """Random damage with matching checksums; what passes the checks raises no error later."""
     path = folder / "000000000030"
     whole = {name: (path / name).read_bytes() for name in FILES}
 
@@ -461,7 +461,7 @@ def test_whatever_is_in_a_file_there_is_a_checkpoint(folder: Path, file: str) ->
 
 
 def test_the_damage_is_damage() -> None:
-    """Most random documents differ from the good one, and some parse: else nothing is shown."""
+    """Check the random damage: most documents differ from the good one, and some parse."""
     good = {"a": {"b": [1, 2.5, "x"]}, "c": None}
     made = [odd(good, seed) for seed in range(200)]
     parsed = 0

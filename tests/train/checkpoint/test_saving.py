@@ -1,4 +1,4 @@
-"""Saving beside the training: order, copies, keeping, and a disk that is full."""
+"""Saving during training: order, copies, which checkpoints are kept, and a full disk."""
 
 import errno
 import os
@@ -24,7 +24,8 @@ def test_what_is_saved_is_what_was_there_when_asked(tmp_path: Path) -> None:
     saver, weights = Saver(tmp_path), torch.zeros(1000)
     for samples in range(1, 4):
         saver.save(Snapshot(samples, {"w": weights}, {"w/m": weights}, {}))
-        weights += 1  # the step after
+        # The next step.
+        weights += 1
     saver.close()
     found = checkpoint.newest(tmp_path).snapshot
     assert found is not None and found.samples == 3
@@ -34,7 +35,7 @@ def test_what_is_saved_is_what_was_there_when_asked(tmp_path: Path) -> None:
 def test_the_caller_does_not_wait_and_the_newest_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_write, begun, told = threading.Event(), threading.Event(), list[Saved]()
+    may_write, begun, outcomes = threading.Event(), threading.Event(), list[Saved]()
 
     def slowly(folder: Path, snapshot: Snapshot, write: object = checkpoint.write) -> Path:
         begun.set()
@@ -42,14 +43,15 @@ def test_the_caller_does_not_wait_and_the_newest_wins(
         return write(folder, snapshot)  # type: ignore[operator,no-any-return]
 
     monkeypatch.setattr(saving.checkpoint, "write", slowly)
-    saver = Saver(tmp_path, tell=told.append)
+    saver = Saver(tmp_path, on_saved=outcomes.append)
     saver.save(snapshot(1))
     assert begun.wait(30)
     for samples in (2, 3, 4):
-        saver.save(snapshot(samples))  # would hang here if it waited
+        # This would hang if it waited for the writer.
+        saver.save(snapshot(samples))
     may_write.set()
     saver.close()
-    assert [saved.samples for saved in told] == [1, 4]
+    assert [saved.samples for saved in outcomes] == [1, 4]
     assert [int(path.name) for path in checkpoint.written(tmp_path)] == [4, 1]
 
 
@@ -90,8 +92,7 @@ def test_a_damaged_one_with_a_larger_number_takes_nobodys_place(tmp_path: Path) 
 
 
 class Disk:
-    """Fails as often as told, and for the checkpoints that are told, with `error`; counts the
-    attempts."""
+    """A disk that fails some times, or for some checkpoints, with `error`; counts the attempts."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, failures: int = 0, error: Exception | None = None
@@ -111,21 +112,21 @@ class Disk:
 
 
 class Steps:
-    """A saver that is waited for after each save."""
+    """A saver that has finished writing after each save."""
 
     def __init__(self, folder: Path, keep: int = 1) -> None:
-        self.told: list[Saved] = []
-        self.heard = threading.Semaphore(0)
-        self.saver = Saver(folder, keep, self.hear)
+        self.outcomes: list[Saved] = []
+        self._received = threading.Semaphore(0)
+        self.saver = Saver(folder, keep, self.receive)
 
-    def hear(self, saved: Saved) -> None:
-        self.told.append(saved)
-        self.heard.release()
+    def receive(self, saved: Saved) -> None:
+        self.outcomes.append(saved)
+        self._received.release()
 
     def save(self, samples: int, best: bool = False, attempts: int = 1) -> None:
         self.saver.save(snapshot(samples), best)
         for _ in range(attempts):
-            assert self.heard.acquire(timeout=30)
+            assert self._received.acquire(timeout=30)
 
 
 def test_the_best_one_stays_until_a_better_one_is_written(
@@ -135,14 +136,16 @@ def test_the_best_one_stays_until_a_better_one_is_written(
     steps.save(100, best=True)
     disk.failures = disk.attempts + 2
     steps.save(200, best=True)
-    steps.save(250, attempts=2)  # 200 is tried again, in vain
+    # 200 is tried again and fails.
+    steps.save(250, attempts=2)
     assert numbers(tmp_path) == [250, 100]
-    steps.save(300, attempts=2)  # now there is room for 200
+    # 200 is tried again and succeeds.
+    steps.save(300, attempts=2)
     assert numbers(tmp_path) == [300, 200]
     steps.save(400)
     steps.saver.close()
     assert numbers(tmp_path) == [400, 200]
-    assert [saved.samples for saved in steps.told if saved.path] == [100, 250, 200, 300, 400]
+    assert [saved.samples for saved in steps.outcomes if saved.path] == [100, 250, 200, 300, 400]
 
 
 def test_a_best_one_that_comes_late_does_not_drive_out_newer_ones(
@@ -169,7 +172,7 @@ def test_whatever_goes_wrong_the_next_one_is_written(
     steps.save(1)
     steps.save(2)
     steps.saver.close()
-    assert [(saved.samples, saved.error) for saved in steps.told] == [(1, error), (2, None)]
+    assert [(saved.samples, saved.error) for saved in steps.outcomes] == [(1, error), (2, None)]
     with pytest.raises(AllstepError, match="the thread that writes checkpoints has ended"):
         steps.saver.save(snapshot(3))
 
@@ -180,24 +183,25 @@ def test_what_must_be_written_is_tried_for_a_while(
     steps, disk = Steps(tmp_path, keep=3), Disk(monkeypatch, failures=3)
     steps.save(7, best=True)
     steps.saver.close()
-    saved = steps.saver.insist(snapshot(7))
+    saved = steps.saver.write_or_retry(snapshot(7))
     assert (saved.path, disk.attempts) == (tmp_path / f"{7:012}", 4)
     assert steps.saver.best == steps.saver.last == 7
     disk.failures = disk.attempts + 99
-    saved = steps.saver.insist(snapshot(8))
+    saved = steps.saver.write_or_retry(snapshot(8))
     assert (saved.path, disk.attempts) == (None, 4 + 4)
-    disk.error = MemoryError()  # no use in trying again
-    steps.saver.insist(snapshot(8))
+    # This error is not worth a retry.
+    disk.error = MemoryError()
+    steps.saver.write_or_retry(snapshot(8))
     assert disk.attempts == 9
     assert numbers(tmp_path) == [7]
 
 
 def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Saved] = []
-    saver = Saver(tmp_path, tell=told.append)
+    outcomes: list[Saved] = []
+    saver = Saver(tmp_path, on_saved=outcomes.append)
     with monkeypatch.context() as patch:
         written = threading.Event()
-        saver.tell = lambda saved: (told.append(saved), written.set())[0]  # type: ignore[func-returns-value]
+        saver.on_saved = lambda saved: (outcomes.append(saved), written.set())[0]  # type: ignore[func-returns-value]
 
         def full(handle: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -207,36 +211,42 @@ def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.Mo
         assert written.wait(30)
     saver.save(snapshot(2))
     saver.close()
-    assert [(saved.samples, saved.path is None) for saved in told] == [(1, True), (2, False)]
-    assert isinstance(told[0].error, OSError) and told[0].error.errno == errno.ENOSPC
+    assert [(saved.samples, saved.path is None) for saved in outcomes] == [(1, True), (2, False)]
+    assert isinstance(outcomes[0].error, OSError) and outcomes[0].error.errno == errno.ENOSPC
     assert [int(path.name) for path in checkpoint.written(tmp_path)] == [2]
 
 
 def test_weights_that_are_not_finite_are_named_and_not_written(tmp_path: Path) -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    net.register_buffer("mask", torch.tensor([0.0, -torch.inf]))  # the user's, and meant so
-    assert first_not_finite(net) is None
-    good = Snapshot(1, {name: tensor.clone() for name, tensor in net.state_dict().items()}, {}, {})
-    net[1].running_var[0] = torch.inf
-    assert first_not_finite(net) == "1.running_var"
-    assert first_not_finite(net, good.weights) is None
-    net[0].bias.data[1] = torch.nan
-    told: list[Saved] = []
-    saver = Saver(tmp_path, tell=told.append, find_broken=partial(first_not_finite, net))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    # A buffer of the user may hold infinities on purpose.
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    assert first_not_finite(model) is None
+    good = Snapshot(
+        1, {name: tensor.clone() for name, tensor in model.state_dict().items()}, {}, {}
+    )
+    model[1].running_var[0] = torch.inf
+    assert first_not_finite(model) == "1.running_var"
+    assert first_not_finite(model, good.weights) is None
+    model[0].bias.data[1] = torch.nan
+    outcomes: list[Saved] = []
+    saver = Saver(tmp_path, on_saved=outcomes.append, find_broken=partial(first_not_finite, model))
     saver.save(good)
-    saver.save(Snapshot(2, net.state_dict(), {}, {}))
+    saver.save(Snapshot(2, model.state_dict(), {}, {}))
     saver.close()
-    assert [(saved.samples, str(saved.error)) for saved in told][-1] == (2, "0.bias is not finite")
+    assert [(saved.samples, str(saved.error)) for saved in outcomes][-1] == (
+        2,
+        "0.bias is not finite",
+    )
     assert 2 not in numbers(tmp_path)
 
 
 def test_a_folder_that_another_run_has_now_is_left_alone(tmp_path: Path) -> None:
-    out, told = tmp_path / "run", list[Saved]()
+    out, outcomes = tmp_path / "run", list[Saved]()
     out.mkdir()
-    saver = Saver(out / "checkpoints", tell=told.append)
+    saver = Saver(out / "checkpoints", on_saved=outcomes.append)
     out.rename(tmp_path / "moved")
     out.mkdir()
     saver.save(snapshot(1))
     saver.close()
-    assert "moved or replaced" in str(told[0].error)
+    assert "moved or replaced" in str(outcomes[0].error)
     assert list(out.iterdir()) == []

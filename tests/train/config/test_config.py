@@ -1,4 +1,4 @@
-"""Configs: layers, typos, wrong values, and files that give back what was written."""
+"""Configs: layers, typos, invalid values, and files that are read back to equal values."""
 
 import inspect
 import re
@@ -19,9 +19,9 @@ from allstep.train.config.validate import known_keys
 from allstep.train.step.build import make_optimizer
 
 
-def complaint(*words: str, source: str = "digits") -> str:
+def complaint(*overrides: str, source: str = "digits") -> str:
     with pytest.raises(ConfigError) as caught:
-        read_config(source, words)
+        read_config(source, overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -36,7 +36,7 @@ def test_recipes_bear_their_names_and_are_described(recipe: str) -> None:
     assert RECIPES[recipe].__doc__
 
 
-def test_words_change_keys() -> None:
+def test_overrides_change_keys() -> None:
     config = read_config(
         "digits",
         ["epochs=3", "optimizer.lr=2e-1", "model.options.widths=[4, 8]", "optimizer.nesterov=no"],
@@ -46,7 +46,7 @@ def test_words_change_keys() -> None:
     assert config.optimizer.momentum == RECIPES["digits"]().optimizer.momentum
 
 
-def test_a_file_goes_over_its_recipe_and_words_over_the_file(tmp_path: Path) -> None:
+def test_a_file_goes_over_its_recipe_and_overrides_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("recipe: digits\nepochs: 7\noptimizer:\n  lr: 0.3\n")
     config = read_config(str(path), ["optimizer.momentum=0.5"])
@@ -73,13 +73,13 @@ def test_what_is_written_out_is_whole_and_read_back(tmp_path: Path, recipe: str)
     assert {key for key in known_keys() if "." not in key} <= set(written)
 
 
-def test_the_batch_is_said_one_way() -> None:
+def test_the_batch_is_set_one_way() -> None:
     assert "batch=64 and batch_per_worker=8 are two ways" in complaint(
         "batch=64", "batch_per_worker=8"
     )
 
 
-def test_a_later_word_about_the_batch_replaces_an_earlier_one(tmp_path: Path) -> None:
+def test_a_later_override_of_the_batch_replaces_an_earlier_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("recipe: digits\nbatch_per_worker: 10\n")
     assert read_config(str(path)).resolved(4).batch == 40
@@ -89,7 +89,7 @@ def test_a_later_word_about_the_batch_replaces_an_earlier_one(tmp_path: Path) ->
 
 
 def test_a_batch_that_is_not_settled_is_not_used() -> None:
-    """Whatever computes takes a `ResolvedConfig`, and none can be made without its values."""
+    """Code that computes takes a `ResolvedConfig`, which cannot be created without its values."""
     whole = read_config("digits", ["optimizer=lars"]).resolved(2)
     assert ResolvedConfig(**dict(whole)) == whole
     for key, value in (
@@ -103,7 +103,7 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "expected"),
+    ("override", "expected"),
     [
         ("epoch=3", "unknown config key 'epoch'; did you mean 'epochs'?"),
         ("lr=3", "unknown config key 'lr'; did you mean 'optimizer.lr'?"),
@@ -168,8 +168,8 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
         ("recipe=digts", "no recipe is called 'digts'; did you mean 'digits'?"),
     ],
 )
-def test_mistakes_are_told_in_one_line(word: str, expected: str) -> None:
-    assert expected in complaint(word)
+def test_mistakes_are_reported_in_one_line(override: str, expected: str) -> None:
+    assert expected in complaint(override)
 
 
 LONG = "x" * 9999
@@ -178,7 +178,7 @@ LONG = "x" * 9999
 def keys_of(
     wanted: type, section: type[BaseModel] = RunConfig, prefix: str = ""
 ) -> Iterator[tuple[str, bool]]:
-    """Keys whose value may be of this type, and whether it is a list of them."""
+    """Return the keys whose value may have this type, and whether it is a list of them."""
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -225,7 +225,7 @@ def test_every_integer_has_an_upper_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    "word",
+    "override",
     [
         *("epochs=" + LONG, f"{LONG}=1", LONG, "recipe=" + LONG, "trust=" + LONG),
         *(
@@ -236,8 +236,8 @@ def test_every_integer_has_an_upper_bound() -> None:
         ),
     ],
 )
-def test_long_values_are_cut_in_errors(word: str) -> None:
-    assert len(complaint(word)) < 2000
+def test_long_values_are_cut_in_errors(override: str) -> None:
+    assert len(complaint(override)) < 2000
 
 
 def test_the_largest_batch_of_a_worker_makes_a_valid_config(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_section_with_a_name_may_be_given_as_its_name() -> None:
     assert config.model.options == {"depth": 3}, "the recipe's options belong to the recipe's net"
 
 
-def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
+def test_what_is_wrong_in_a_file_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("recipe: digits\n# mine\noptimizer:\n  momentum: 0.9\n  lr: fast\n")
     assert f"{path}, line 5: config key 'optimizer.lr': expected a valid number" in complaint(
@@ -326,7 +326,7 @@ def signature_default(kind: type, name: str) -> object:
     ],
 )
 def test_an_optimizer_has_its_own_defaults(name: str, kind: type[torch.optim.Optimizer]) -> None:
-    """Those of its class: in the optimizer that is made, and in the config that is written."""
+    """The defaults of its class: in the optimizer and in the config that is written."""
     config = read_config("digits", [f"optimizer={name}"])
     made = make_optimizer(config.resolved(1), torch.nn.Linear(3, 2))
     assert isinstance(made, kind)
@@ -374,19 +374,18 @@ RATE = "epochs: 3\noptimizer: {lr: 0.1}\n"
     "more", ["batch: 128\n", "batch_per_worker: 512\n", "recipe: digits\nbatch: 128\n"]
 )
 def test_a_rate_in_a_file_belongs_to_a_batch(tmp_path: Path, more: str) -> None:
-    """Scaled from a recipe's batch, which the file does not name, it would be another rate than its
-    author had in mind."""
+    """Scaled from a recipe's batch that the file does not name, the learning rate would change."""
     path = tmp_path / "mine.yaml"
     path.write_text(RATE + more)
-    said = complaint(source=str(path))
+    message = complaint(source=str(path))
     by = "recipe digits" if "recipe" in more else "the default config"
-    assert said.startswith(
+    assert message.startswith(
         f"{path}, line 2: optimizer.lr=0.1 has no reference batch, and {by} would scale it (linear)"
         " from "
     )
-    assert "set optimizer.base_batch" in said
-    for word in ("optimizer.base_batch=128", "optimizer.scaling=none"):
-        assert read_config(str(path), [word]).optimizer.lr == 0.1
+    assert "set optimizer.base_batch" in message
+    for override in ("optimizer.base_batch=128", "optimizer.scaling=none"):
+        assert read_config(str(path), [override]).optimizer.lr == 0.1
 
 
 def test_a_rate_that_stays_as_it_is_needs_no_batch(tmp_path: Path) -> None:

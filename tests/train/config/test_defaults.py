@@ -1,5 +1,4 @@
-"""What a config without a recipe trains: textbook settings, key by key, whatever the recipes are
-tuned to."""
+"""A config without a recipe: textbook settings, key by key, independent of the recipes."""
 
 import re
 import shlex
@@ -14,11 +13,12 @@ from allstep.errors import ConfigError, DataError
 from allstep.train import RECIPES, RunConfig, read_config
 from allstep.train.config.check import check_config, notes
 from allstep.train.config.differences import set_by_recipe, set_by_user
-from allstep.train.config.run_config import NEUTRAL, usual_batch
+from allstep.train.config.run_config import NEUTRAL
+from allstep.train.config.usual_batch import usual_batch
 from allstep.train.config.validate import known_keys
 from allstep.train.folder.claim import claim_folder
 from allstep.train.run.prepare import check, prepare
-from allstep.train.step.learning_rate import peak_rate
+from allstep.train.step.learning_rate import peak_lr
 from allstep.train.watch.terminal import recipe_lines
 from support.image_folders import make_folder
 
@@ -109,7 +109,7 @@ SETTINGS: dict[str, dict[str, Any]] = yaml.safe_load(
 
 
 def plain(config: RunConfig) -> dict[str, Any]:
-    """All keys but `precision`, which the machine decides."""
+    """Return all keys except `precision`, which depends on the machine."""
     return {
         key: value for key, value in config.model_dump(mode="json").items() if key != "precision"
     }
@@ -128,19 +128,17 @@ def test_a_recipe_has_the_settings_it_was_measured_with(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_a_config_written_before_is_the_same_run(tmp_path: Path, recipe: str) -> None:
-    """All keys are in such a file, so no default counts; `precision` is put in as an old file has
-    it."""
+    """Such a file has all keys, so no default applies; `precision` is inserted as in old files."""
     before = {**SETTINGS[recipe], "precision": "bfloat16"}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(before, sort_keys=False))
     config = read_config(str(tmp_path / "config.yaml")).resolved(2)
     assert config.model_dump(mode="json") == before
     (tmp_path / "run.jsonl").write_text('{"kind": "start", "time": 1}\n')
-    assert claim_folder(config, tmp_path, resume=True).goes_on
+    assert claim_folder(config, tmp_path, resume=True).resumes
 
 
 def test_a_run_on_data_of_ones_own_from_before_is_the_same_run(tmp_path: Path) -> None:
-    """It started from fashion-mnist, and has that name; the file that it came from now means
-    another run."""
+    """It started from fashion-mnist and has that name; the same file is another run today."""
     out = tmp_path / "out"
     out.mkdir()
     before = {**SETTINGS["fashion-mnist"], "precision": "bfloat16", "batch": 16}
@@ -149,9 +147,11 @@ def test_a_run_on_data_of_ones_own_from_before_is_the_same_run(tmp_path: Path) -
     (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n')
     config = read_config(str(out / "config.yaml")).resolved(1)
     assert config.model_dump(mode="json") == before
-    assert claim_folder(config, out, resume=True).goes_on
+    assert claim_folder(config, out, resume=True).resumes
     (tmp_path / "mine.yaml").write_text(f"data: {{train: {tmp_path / 'photos'}}}\nbatch: 16\n")
-    with pytest.raises(ConfigError, match=r"recipe was fashion-mnist, is defaults now.*as it was"):
+    with pytest.raises(
+        ConfigError, match=r"recipe was fashion-mnist, is defaults now.*resume it unchanged"
+    ):
         claim_folder(read_config(str(tmp_path / "mine.yaml")).resolved(1), out, resume=True)
 
 
@@ -172,9 +172,9 @@ def test_a_file_starts_from_the_defaults_unless_it_names_a_recipe(tmp_path: Path
     assert read_config().recipe == "fashion-mnist"
 
 
-def test_words_alone_start_from_fashion_mnist_unless_they_name_data_of_ones_own() -> None:
-    def source(*words: str) -> str:
-        return _request(list(words), [], None, None, None, None).source
+def test_overrides_alone_start_from_fashion_mnist_unless_they_name_data_of_ones_own() -> None:
+    def source(*overrides: str) -> str:
+        return _request(list(overrides), [], None, None, None, None).source
 
     assert source() == source("epochs=3") == source("data.name=cifar10") == "fashion-mnist"
     assert source("data.train=photos", "epochs=3") == "defaults"
@@ -254,12 +254,12 @@ def test_a_small_dataset_gets_a_small_batch_and_a_learning_rate_to_match(tmp_pat
         f"data: {{train: {folder}, augment: Resize(32), prepare: Resize(32)}}\n"
     )
     prepared = prepare(str(tmp_path / "mine.yaml"))
-    assert (prepared.config.batch, peak_rate(prepared.config)) == (8, 0.1 * 8 / 256)
+    assert (prepared.config.batch, peak_lr(prepared.config)) == (8, 0.1 * 8 / 256)
     assert len(check(prepared).train) == 72
     by_worker = prepare(str(tmp_path / "mine.yaml"), ["batch_per_worker=3"]).config
     assert (by_worker.batch, by_worker.resolved(2).batch) == (None, 6)
     with pytest.raises(
-        ConfigError, match="a batch of 256 is larger than the training set, which has 72 samples"
+        ConfigError, match="a batch of 256 is larger than the training split, which has 72 samples"
     ):
         check(prepare(str(tmp_path / "mine.yaml"), ["batch=256"]))
 
@@ -273,8 +273,8 @@ def test_a_learning_rate_in_a_file_is_not_scaled_to_a_batch_that_it_does_not_nam
         ConfigError, match=r"line 2: optimizer.lr=0.01 has no reference batch.* to batch=8"
     ):
         prepare(str(path))
-    assert peak_rate(prepare(str(path), ["optimizer.base_batch=8"]).config) == 0.01
-    assert peak_rate(prepare(str(path), ["batch=32", "optimizer.base_batch=16"]).config) == 0.02
+    assert peak_lr(prepare(str(path), ["optimizer.base_batch=8"]).config) == 0.01
+    assert peak_lr(prepare(str(path), ["batch=32", "optimizer.base_batch=16"]).config) == 0.02
 
 
 def test_data_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_data_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "num_train", "expected"),
+    ("overrides", "num_train", "expected"),
     [
         (
             ["batch=256"],
@@ -294,8 +294,8 @@ def test_data_that_is_gone_is_named(tmp_path: Path) -> None:
         (["batch=256", "overfit=400"], 400, None),
     ],
 )
-def test_few_updates_are_noted(words: list[str], num_train: int, expected: str | None) -> None:
-    found = notes(read_config(NEUTRAL, ["data.name=digits", *words]).resolved(1), 1, num_train)
+def test_few_updates_are_noted(overrides: list[str], num_train: int, expected: str | None) -> None:
+    found = notes(read_config(NEUTRAL, ["data.name=digits", *overrides]).resolved(1), 1, num_train)
     assert len(found) == (expected is not None)
     if expected:
         assert re.search(expected, found[0])
@@ -306,7 +306,7 @@ def test_few_updates_are_noted(words: list[str], num_train: int, expected: str |
 
 
 def test_the_banner_lists_what_a_recipe_sets() -> None:
-    """Every key in which it differs from the defaults, as words that make the recipe of them."""
+    """Every key in which it differs from the defaults, as overrides that reproduce the recipe."""
     lines = dict(recipe_lines(read_config("digits", ["optimizer.lr=0.2", "seed=3"]).resolved(2)))
     assert lines == {
         "recipe": (
@@ -319,22 +319,22 @@ def test_the_banner_lists_what_a_recipe_sets() -> None:
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
-def test_the_words_of_a_recipe_make_it_of_the_defaults(recipe: str) -> None:
+def test_the_overrides_of_a_recipe_make_it_of_the_defaults(recipe: str) -> None:
     whole = RECIPES[recipe]()
-    words = [*shlex.split(" ".join(set_by_recipe(recipe))), f"data.name={whole.data.name}"]
-    made = read_config(NEUTRAL, words).model_copy(update={"recipe": recipe})
+    overrides = [*shlex.split(" ".join(set_by_recipe(recipe))), f"data.name={whole.data.name}"]
+    made = read_config(NEUTRAL, overrides).model_copy(update={"recipe": recipe})
     assert plain(made) == plain(whole)
     assert set_by_user(whole) == set_by_user(whole.resolved(2)) == []
 
 
 def test_the_banner_of_a_run_without_a_recipe() -> None:
-    words = [
+    overrides = [
         "data.train=photos",
         "data.augment=RandomResizedCrop(224), Flip()",
         "epochs=60",
         "batch=16",
     ]
-    assert recipe_lines(read_config(NEUTRAL, words).resolved(2)) == [
+    assert recipe_lines(read_config(NEUTRAL, overrides).resolved(2)) == [
         ("recipe", "none: the defaults"),
         ("changed", "epochs=60 'data.augment=RandomResizedCrop(224), Flip()'"),
     ]

@@ -1,5 +1,7 @@
-"""Keys that must fit each other, beside those of test_prepare: nets with options, milestones,
-warm-ups, ghost batches."""
+"""Keys that must fit each other: model options, milestones, warm-ups, ghost batches.
+
+test_prepare has further combinations.
+"""
 
 import re
 
@@ -11,7 +13,7 @@ from allstep.train.config.check import check_config, notes
 from allstep.train.step.learning_rate import learning_rate
 
 
-def test_an_option_that_a_net_of_ours_does_not_take_is_told_before_the_start() -> None:
+def test_an_option_that_a_model_of_ours_does_not_take_is_reported_before_the_start() -> None:
     with pytest.raises(
         ConfigError, match="model small-cnn has no option 'width'; did you mean 'widths'"
     ):
@@ -25,43 +27,44 @@ def test_an_option_that_a_net_of_ours_does_not_take_is_told_before_the_start() -
 
 
 def test_milestones_move_with_a_run_that_keeps_its_updates() -> None:
-    """4 times the batch in 4 times the epochs: milestone 15 of 20 is at epoch 60 of 80, and 30
-    would never come."""
-    words = [
+    """4 times the batch in 4 times the epochs: milestone 15 of 20 is at epoch 60 of 80, and 30 is
+    not reached."""
+    overrides = [
         "epochs=20",
         "batch=256",
         "schedule.keep_updates=true",
         "schedule.shape=step",
         "schedule.warmup=0",
     ]
-    config = read_config("digits", [*words, "schedule.milestones=[15]"]).resolved(1)
+    config = read_config("digits", [*overrides, "schedule.milestones=[15]"]).resolved(1)
     check_config(config, 2)
     assert config.num_epochs == 80
     rate = learning_rate(config, 1000)
     assert rate(59_000) == pytest.approx(10 * rate(61_000)) == pytest.approx(rate(0))
     with pytest.raises(
-        ConfigError, match=r"epoch 30 never comes, the run has 20: write schedule.milestones=\[15\]"
+        ConfigError,
+        match=r"epoch 30 is not reached, the run has 20: write schedule.milestones=\[15\]",
     ):
-        check_config(read_config("digits", [*words, "schedule.milestones=[15, 30]"]), 2)
+        check_config(read_config("digits", [*overrides, "schedule.milestones=[15, 30]"]), 2)
 
 
 STEP = ["epochs=20", "schedule.shape=step"]
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("overrides", "complaint"),
     [
         (
             [*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=5"],
-            "epoch 3 lies within the warm-up of 5 epochs",
+            "epoch 3 is within the warm-up of 5 epochs",
         ),
         (
             [*STEP, "schedule.milestones=[5]", "schedule.warmup=5"],
-            "epoch 5 lies within the warm-up of 5 epochs",
+            "epoch 5 is within the warm-up of 5 epochs",
         ),
         (
             [*STEP, "schedule.warmup=7"],
-            r"none are given, so they are 1/3, .* epoch 6\.66667 lies within the warm-up of 7",
+            r"none are given, so they are 1/3, .* epoch 6\.66667 is within the warm-up of 7",
         ),
         (
             ["epochs=4", "schedule.warmup=5"],
@@ -74,16 +77,16 @@ STEP = ["epochs=20", "schedule.shape=step"]
         (["schedule.warmup=2", "schedule.shape=one-cycle"], "leave the warm-up out"),
     ],
 )
-def test_warm_ups_that_do_not_fit_are_told_before_the_start(
-    words: list[str], complaint: str
+def test_warm_ups_that_do_not_fit_are_reported_before_the_start(
+    overrides: list[str], complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint) as caught:
-        check_config(read_config("digits", words), 2)
+        check_config(read_config("digits", overrides), 2)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         [*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=5", "schedule.warmup_kind=none"],
         [*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=2.9"],
@@ -102,16 +105,16 @@ def test_warm_ups_that_do_not_fit_are_told_before_the_start(
     ],
     ids=" ".join,
 )
-def test_warm_ups_that_fit(words: list[str]) -> None:
-    config = read_config("digits", words).resolved(1)
+def test_warm_ups_that_fit(overrides: list[str]) -> None:
+    config = read_config("digits", overrides).resolved(1)
     check_config(config, 2)
     assert learning_rate(config, 1000)(500) > 0
 
 
-def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_says_so() -> None:
-    """12 epochs with 2.5 of warm-up: one epoch has the same part of it.
+def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_is_noted() -> None:
+    """12 epochs have 2.5 of warm-up: one epoch has the same fraction.
 
-    Where it fits nothing changes; what is asked for is not changed.
+    A warm-up that fits, or that the user sets, does not change.
     """
     short = read_config("fashion-mnist", ["epochs=1"]).resolved(1)
     check_config(short, 2)
@@ -129,7 +132,7 @@ def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "num_workers", "expected"),
+    ("overrides", "num_workers", "expected"),
     [
         (
             ["batch=128"],
@@ -148,9 +151,9 @@ def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_says_so() -> None:
     ],
 )
 def test_ghost_batches_of_another_size_are_noted(
-    words: list[str], num_workers: int, expected: str | None
+    overrides: list[str], num_workers: int, expected: str | None
 ) -> None:
-    config = read_config("digits", ["model.norm=ghost", "model.ghost=48", *words]).resolved(1)
+    config = read_config("digits", ["model.norm=ghost", "model.ghost=48", *overrides]).resolved(1)
     check_config(config, num_workers)
     found = notes(config, num_workers, config.batch)
     assert len(found) == (expected is not None)
@@ -159,7 +162,7 @@ def test_ghost_batches_of_another_size_are_noted(
 
 
 @pytest.mark.parametrize(
-    ("words", "num_workers", "expected"),
+    ("overrides", "num_workers", "expected"),
     [
         (
             ["batch=128"],
@@ -175,9 +178,9 @@ def test_ghost_batches_of_another_size_are_noted(
     ],
 )
 def test_ghost_batches_that_do_not_divide_are_refused(
-    words: list[str], num_workers: int, expected: str
+    overrides: list[str], num_workers: int, expected: str
 ) -> None:
-    config = read_config("digits", ["model.norm=ghost", "model.ghost=48", *words])
-    check_config(config)  # as long as nobody knows the workers
+    config = read_config("digits", ["model.norm=ghost", "model.ghost=48", *overrides])
+    check_config(config)  # as long as the number of workers is unknown
     with pytest.raises(ConfigError, match=expected):
         check_config(config, num_workers)

@@ -1,5 +1,4 @@
-"""Config keys that were renamed: an old one that is typed is an error, an old run folder is
-translated."""
+"""Renamed config keys: typing an old one is an error, old run folders are translated."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run folder may execute: nothing, unless this user wrote the folder or says --trust."""
+"""Code that a run folder may execute: none, unless this user wrote the folder or gives --trust."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ from allstep.train.folder.claim import claim_folder
 from allstep.train.folder.read import run_config
 from support.ranks import clean_environment
 
-NETS = """
+MODELS = """
 import sys
 from pathlib import Path
 from subprocess import run
@@ -36,38 +36,38 @@ class Other:
     def __init__(self, num_classes):
         Path({mark!r}).write_text("called")
 """
-WORDS = ["model=my_nets:Net", "epochs=1", "batch=64", "data.validation=100"]
+OVERRIDES = ["model=my_nets:Net", "epochs=1", "batch=64", "data.validation=100"]
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's config folder."""
+    """Return the user's config folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture
 def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's project, the current folder; importing its module leaves the file `executed`."""
+    """Return the user's project, the current folder; importing its module creates `executed`."""
     folder = tmp_path / "project"
     folder.mkdir()
-    (folder / "my_nets.py").write_text(NETS.format(mark=str(folder / "executed")))
+    (folder / "my_nets.py").write_text(MODELS.format(mark=str(folder / "executed")))
     monkeypatch.chdir(folder)
     monkeypatch.delitem(sys.modules, "my_nets", raising=False)
     return folder
 
 
-def allstep(*words: str | Path, home: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def allstep(*arguments: str | Path, home: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**clean_environment(), "XDG_CONFIG_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "allstep", *map(str, words)]
+    command = [sys.executable, "-m", "allstep", *map(str, arguments)]
     return subprocess.run(
         command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=150
     )
 
 
-def claimed(out: Path, words: Sequence[str] = WORDS) -> Path:
-    """A run folder that this user began."""
-    claim_folder(read_config("digits", words), out)
+def claimed(out: Path, overrides: Sequence[str] = OVERRIDES) -> Path:
+    """Return a run folder that this user started."""
+    claim_folder(read_config("digits", overrides), out)
     (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n')
     return out
 
@@ -110,7 +110,7 @@ def test_a_folder_without_the_users_seal_needs_the_flag(project: Path, home: Pat
     assert run_config(project / "other").model.name == "my_nets:Net"
     refused(out)
     # Continuing the training, by a command that names the model, seals the folder again.
-    claim_folder(read_config("digits", WORDS), out, resume=True)
+    claim_folder(read_config("digits", OVERRIDES), out, resume=True)
     assert run_config(out).model.name == "my_nets:Net"
 
 
@@ -153,10 +153,10 @@ def test_what_a_seal_does_not_cover(
 def test_workers_execute_what_the_launcher_has_checked(
     project: Path, home: Path, name: str, options: str
 ) -> None:
-    """Between the two somebody may exchange config.yaml: its seal is not looked at again."""
+    """config.yaml may be replaced between the two; workers do not check its seal again."""
     out = claimed(project / "run")
     config = out / "config.yaml"
-    word = trust.checked_word(run_config(out).model)
+    override = trust.trust_override(run_config(out).model)
     # A worker on another host has no key.
     trust.key_file().unlink()
     config.write_text(
@@ -165,17 +165,17 @@ def test_workers_execute_what_the_launcher_has_checked(
         .replace("options: {}", f"options: {options}")
     )
     if (name, options) == ("my_nets:Net", "{}"):
-        assert read_config(str(config), [word]).model.name == name
+        assert read_config(str(config), [override]).model.name == name
         return
     with pytest.raises(
         ConfigError, match=f"its model {name} is not the one that was checked"
     ) as caught:
-        read_config(str(config), [word])
+        read_config(str(config), [override])
     assert "\n" not in str(caught.value)
-    # In the file itself the word does not count.
+    # In the file itself the override does not count.
     config.write_text(
         config.read_text()
-        + f"trust: {trust.checked_word(ModelConfig(name=name)).partition('=')[2]}\n"
+        + f"trust: {trust.trust_override(ModelConfig(name=name)).partition('=')[2]}\n"
     )
     refused(out)
 
@@ -183,16 +183,16 @@ def test_workers_execute_what_the_launcher_has_checked(
 def test_workers_may_not_be_given_another_model_in_place_of_ours(project: Path) -> None:
     out = claimed(project / "run", ["epochs=1"])
     config = out / "config.yaml"
-    word = trust.checked_word(run_config(out).model)
-    assert read_config(str(config), [word])
+    override = trust.trust_override(run_config(out).model)
+    assert read_config(str(config), [override])
     text = config.read_text()
     config.write_text(text.replace(f"name: {run_config(out).model.name}", "name: my_nets:Net"))
     assert config.read_text() != text
     with pytest.raises(ConfigError, match="is not the one that was checked"):
-        read_config(str(config), [word])
+        read_config(str(config), [override])
 
 
-def test_a_users_own_file_and_words_need_no_flag(project: Path) -> None:
+def test_a_users_own_file_and_overrides_need_no_flag(project: Path) -> None:
     (project / "mine.yaml").write_text("recipe: digits\nmodel: my_nets:Net\ntrust: true\n")
     assert read_config("mine.yaml").model.name == "my_nets:Net"
     out = claimed(project / "run", ["epochs=1"])
@@ -231,7 +231,7 @@ def test_the_standard_library_has_no_models(name: str) -> None:
 def test_a_config_of_another_person_executes_nothing(
     project: Path, home: Path, tmp_path: Path
 ) -> None:
-    """A folder that names os:system, and one that names code of the current folder, for each
+    """A folder that names os:system, and one that names code of the current folder, with each
     command."""
     theirs = tmp_path / "theirs"
     shutil.copytree(claimed(project / "run"), theirs / "own-code")
@@ -278,7 +278,7 @@ def test_a_config_of_another_person_executes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "expected"),
     [
         ("my_nets:run", "it belongs to 'subprocess' of Python's standard library"),
         ("my_nets:sys.exit", "'sys' is a module that my_nets has imported"),
@@ -294,10 +294,12 @@ def test_a_config_of_another_person_executes_nothing(
         ("math:sqrt", "standard library"),
     ],
 )
-def test_only_classes_of_models_and_python_functions(project: Path, name: str, words: str) -> None:
+def test_only_classes_of_models_and_python_functions(
+    project: Path, name: str, expected: str
+) -> None:
     from allstep.models import make_model, make_norm
 
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=expected):
         make_model(name, num_classes=3, shape=(1, 4, 4), norm=make_norm("none"))
     mark = project / "executed"
     assert mark.exists() == name.startswith("my_nets") and (
@@ -325,8 +327,7 @@ def test_seals_differ_by_what_they_cover(project: Path) -> None:
 @pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(300)
 def test_train_then_predict_and_evaluate_without_a_flag(project: Path, home: Path) -> None:
-    """The ordinary case: an own model with two workers; then another user's view of the same
-    folder."""
+    """The ordinary case, the user's own model with two workers; then the folder as another user."""
     (project / "mine.yaml").write_text("recipe: digits\nmodel: my_nets:Net\nepochs: 1\n")
     done = allstep("train", "mine.yaml", "--workers", "2", "--out", "run", home=home, cwd=project)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
-"""Run folders: what lies there is never lost, two runs never share one, and what is wrong with one
-is said in one line."""
+"""Run folders: existing files are never lost, two runs never share a folder, and each error is one
+line.
+"""
 
 import errno
 import fcntl
@@ -15,7 +16,7 @@ import pytest
 
 import allstep
 from allstep.errors import ConfigError
-from allstep.files.whole import create_file
+from allstep.files.atomic import create_file
 from allstep.train import read_config
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder import lock as holding
@@ -37,8 +38,8 @@ ENDED = (
 )
 
 
-def config(*words: str) -> ResolvedConfig:
-    return read_config("digits", words).resolved(1)
+def config(*overrides: str) -> ResolvedConfig:
+    return read_config("digits", overrides).resolved(1)
 
 
 def begun(
@@ -48,7 +49,7 @@ def begun(
     checkpoints: tuple[int, ...] = (),
     text: str = "",
 ) -> Path:
-    """A folder with a run in it."""
+    """Make a folder with a run in it."""
     folder.mkdir(exist_ok=True)
     if record:
         (folder / "run.jsonl").write_text(record)
@@ -63,7 +64,7 @@ def test_a_config_that_the_user_wrote_is_left_alone(tmp_path: Path) -> None:
     file.write_text("# my notes\nepochs: 3\n")
     with pytest.raises(
         ConfigError,
-        match=r"config.yaml: is there already and says something else: .*; and \d+ more; move it",
+        match=r"config.yaml: exists already with other values: .*; and \d+ more; move it",
     ):
         claim_folder(config(), tmp_path)
     assert file.read_text() == "# my notes\nepochs: 3\n"
@@ -78,9 +79,9 @@ def test_checkpoints_alone_are_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="already holds a run"):
         claim_folder(config("seed=5"), folder)
     assert (folder / "config.yaml").read_text() == before
-    assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
+    assert claim_folder(config(), folder, resume=True) == Claimed(folder, resumes=True)
     with pytest.raises(
-        ConfigError, match="another one: seed was 0, is 5 now; go on with it as it was"
+        ConfigError, match="another config: seed was 0, is 5 now; resume it unchanged"
     ):
         claim_folder(config("seed=5"), folder, resume=True)
 
@@ -88,7 +89,7 @@ def test_checkpoints_alone_are_a_run(tmp_path: Path) -> None:
 def test_a_run_that_has_ended(tmp_path: Path) -> None:
     claimed = claim_folder(config(), begun(tmp_path, record=ENDED), resume=True)
     assert claimed.has_ended
-    assert "this run has ended" in claimed.farewell()
+    assert "this run has ended" in claimed.ended_message()
 
 
 @pytest.mark.parametrize(
@@ -103,13 +104,13 @@ def test_a_run_that_has_ended(tmp_path: Path) -> None:
 )
 def test_an_end_without_a_score_is_none(tmp_path: Path, end: dict[str, Any]) -> None:
     folder = begun(tmp_path, record=json.dumps({"kind": "end", **end}) + "\n")
-    assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
+    assert claim_folder(config(), folder, resume=True) == Claimed(folder, resumes=True)
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (None, "config.yaml is gone, which says what it computes"),
+        (None, "its config.yaml is missing; restore it"),
         ("", "expected keys and values, found NoneType"),
         ("seed: [1,\n", "config.yaml: is not YAML"),
         ("a: b: c", "config.yaml: is not YAML"),
@@ -125,7 +126,7 @@ def test_a_damaged_config(tmp_path: Path, text: str | None, complaint: str) -> N
         claim_folder(config(), tmp_path, resume=True)
 
 
-def test_what_may_change_is_handed_on_as_words(tmp_path: Path) -> None:
+def test_changes_that_are_allowed_are_overrides(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     asked = config(
         "log_every=3",
@@ -135,18 +136,18 @@ def test_what_may_change_is_handed_on_as_words(tmp_path: Path) -> None:
         f"data.folder={tmp_path}/a=b c",
     )
     claimed = claim_folder(asked, folder, resume=True)
-    assert len(claimed.words) == 5
-    assert read_config(str(folder / "config.yaml"), claimed.words).resolved(1) == asked
-    assert claim_folder(config(), folder, resume=True).words == ()
+    assert len(claimed.overrides) == 5
+    assert read_config(str(folder / "config.yaml"), claimed.overrides).resolved(1) == asked
+    assert claim_folder(config(), folder, resume=True).overrides == ()
 
 
 @pytest.mark.parametrize("begun_with", ["bfloat16", "float32", "auto"])
 def test_auto_means_the_precision_that_a_run_was_begun_with(
     tmp_path: Path, begun_with: str
 ) -> None:
-    """As recipes named theirs before they said auto: the command that began the run resumes it."""
+    """Recipes of earlier versions had a fixed precision; the same command must resume the run."""
     folder = begun(tmp_path / "run", text=config(f"precision={begun_with}").to_yaml())
-    assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
+    assert claim_folder(config(), folder, resume=True) == Claimed(folder, resumes=True)
     assert as_begun(config(), folder).precision == begun_with
     with pytest.raises(ConfigError, match=f"precision was {begun_with}, is float64 now"):
         claim_folder(config("precision=float64"), folder, resume=True)
@@ -170,9 +171,9 @@ def test_of_two_configs_that_come_at_once_one_stays(
     assert sorted(os.listdir(tmp_path)) == ["config.yaml", "other.yaml"]
 
 
-def test_going_on_needs_a_run(tmp_path: Path) -> None:
+def test_resuming_needs_a_run(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"nothere: holds no run to go on with.*--resume auto would begin one"
+        ConfigError, match=r"nothere: holds no run to resume.*--resume auto would start one"
     ):
         expect_run(tmp_path / "nothere")
     expect_run(begun(tmp_path / "run"))
@@ -181,7 +182,8 @@ def test_going_on_needs_a_run(tmp_path: Path) -> None:
 def test_a_claim_of_which_no_run_came_is_taken_back(tmp_path: Path) -> None:
     claimed = claim_folder(config(), tmp_path / "out")
     check_free(claimed.path)
-    (claimed.path / "run.jsonl").touch()  # a worker opened it, and then failed
+    # As if a worker had opened the record and failed.
+    (claimed.path / "run.jsonl").touch()
     assert not holds_run(claimed.path)
     abandon(claimed)
     assert os.listdir(tmp_path) == []
@@ -191,15 +193,14 @@ def test_a_claim_of_which_no_run_came_is_taken_back(tmp_path: Path) -> None:
 
 
 def test_one_process_holds_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "PATIENCE", 0.0)
+    monkeypatch.setattr(holding, "TIMEOUT", 0.0)
     with hold(tmp_path):
         with pytest.raises(
             ConfigError, match=rf"is being trained by process {os.getpid()} on .*; wait for its end"
         ):
             check_free(tmp_path)
-        with pytest.raises(
-            ConfigError, match="is being trained by process"
-        ):  # who asks changes nothing
+        # A failed check leaves the lock file unchanged.
+        with pytest.raises(ConfigError, match="is being trained by process"):
             check_free(tmp_path)
     check_free(tmp_path)
 
@@ -214,10 +215,11 @@ def test_a_holder_that_is_killed_lets_go(tmp_path: Path, monkeypatch: pytest.Mon
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
-        monkeypatch.setattr(holding, "PATIENCE", 0.0)
+        monkeypatch.setattr(holding, "TIMEOUT", 0.0)
         with pytest.raises(ConfigError, match=f"by process {process.pid} on"):
             check_free(tmp_path)
-        monkeypatch.undo()  # it may take a moment to be gone
+        # The killed process may take a moment to end.
+        monkeypatch.undo()
         process.send_signal(signal.SIGKILL)
         check_free(tmp_path)
 
@@ -233,8 +235,7 @@ def test_a_file_system_without_locks_is_trained_on(
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """Folders in the place of files: as root may write anything, it is the nearest to a disk that
-    is read-only."""
+    """Use folders in place of files, because root may write to read-only files."""
     for name in ("run.lock", "run.jsonl"):
         (tmp_path / name).mkdir()
     with pytest.raises(ConfigError, match=r"run\.lock: cannot be written: Is a directory"):
@@ -244,7 +245,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def try_to_work(asked: TrainRequest) -> None:
-    holding.PATIENCE = 0.0
+    holding.TIMEOUT = 0.0
     try:
         work(asked)
     except allstep.UserError as error:
@@ -265,35 +266,36 @@ def test_a_folder_that_is_being_trained_in_ends_all_ranks_alike(ranks: Any, tmp_
         try_to_work,
         TrainRequest("digits", out=tmp_path / "nothere", resume=True, must_exist=True),
     )
-    assert "nothere: holds no run to go on with" in outcomes[0].output
+    assert "nothere: holds no run to resume" in outcomes[0].output
     assert not (tmp_path / "nothere").exists()
 
 
 def test_a_run_among_the_classes_of_its_data_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be one more class to the next run, and to its own resume."""
+    """A run folder there would be one more class, for the next run and when it is resumed."""
     data = tmp_path / "photos"
     (data / "cats").mkdir(parents=True)
     config = read_config("digits", [f"data.train={data}"])
     for inside in (data, data / "run", data / "cats" / "run"):
         with pytest.raises(
             ConfigError,
-            match=r"the run folder .* would lie in data\.train=.*give another one with --out",
+            match=r"run folder .* is inside data\.train=.*choose another --out",
         ):
             claim_folder(config, inside)
         assert sorted(path.name for path in data.rglob("*")) == ["cats"]
     monkeypatch.chdir(data)
-    with pytest.raises(ConfigError, match="the run folder runs would lie"):
+    with pytest.raises(ConfigError, match="run folder runs is inside data"):
         claim_folder(config, None)
     (data / "train-00000-of-00001.tfrecord").touch()
-    assert claim_folder(config, data / "run").path == data / "run"  # shards are no classes
+    # Shards are not classes.
+    assert claim_folder(config, data / "run").path == data / "run"
 
 
 def test_checkpoints_none_of_which_is_whole_are_not_trained_over(ranks: Any) -> None:
     outcomes = ranks.outcomes(1, resumed_with_damage)
-    assert "DataError: out: no checkpoint is whole: " in outcomes[0].output
-    assert "move out/checkpoints away, and the run begins anew" in outcomes[0].output
+    assert "DataError: out: no checkpoint is complete: " in outcomes[0].output
+    assert "move out/checkpoints away to start the run from the beginning" in outcomes[0].output
 
 
 def resumed_with_damage() -> None:
@@ -309,7 +311,7 @@ def resumed_with_damage() -> None:
 def test_a_run_that_has_ended_needs_no_data_under_a_launcher_either(
     tmp_path: Path, ranks: Any
 ) -> None:
-    """Also where the batch would have to be found in the data."""
+    """This holds also if the batch would have to be derived from the data."""
     file, out = tmp_path / "mine.yaml", tmp_path / "out"
     file.write_text(f"data: {{train: {tmp_path / 'gone'}}}\n")
     claim_folder(read_config(str(file), ["batch=8"]).resolved(2), out)

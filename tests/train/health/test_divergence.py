@@ -1,5 +1,4 @@
-"""A loss that goes wrong: what the watch says against slow rules over the whole history; remedies
-against the facts that ask for them."""
+"""Divergence: what `LossWatch` detects, against slow rules over all losses; and the message."""
 
 import json
 import math
@@ -41,10 +40,10 @@ def config(optimizer: dict[str, object] | None = None, **values: object) -> Reso
     ).resolved(1)
 
 
-KNOWN = Circumstances(samples=103_936, epoch=2.17, rate=0.8, batch=128)
+KNOWN = Circumstances(samples=103_936, epoch=2.17, lr=0.8, batch=128)
 
 
-def test_a_good_run_says_nothing() -> None:
+def test_a_good_run_gives_no_event() -> None:
     assert watched(FALLING) == []
     assert (
         watched([2.3] * 10 + [0.001] * 50 + [0.1, 1.0] + [0.001] * 50) == []
@@ -66,7 +65,7 @@ def test_a_spike_that_comes_back_is_an_event() -> None:
     assert isinstance(found, Spike)
     assert (found.step, found.steps, found.peak) == (101, 3, 9.0)
     assert str(found).startswith("the loss rose to 9 at step 101 (best so far 0.1")
-    assert str(found).endswith(") and came back after 3 steps")
+    assert str(found).endswith(") and recovered after 3 steps")
 
 
 def test_a_spike_that_stays_is_the_end() -> None:
@@ -82,16 +81,16 @@ def test_a_loss_beyond_all_hope_is_the_end_at_once() -> None:
     assert isinstance(found, Diverged)
     assert (found.step, found.loss) == (3, 6e25)
     assert str(found).startswith("the loss is 6e+25 at step 3; the best so far was 2.3")
-    assert str(found).endswith(": no net comes back from there")
+    assert str(found).endswith(": no model recovers from that")
     (spike,) = watched([2.4, 2.3, 1e6, 2.3])
     assert isinstance(spike, Spike)
 
 
-def test_a_net_that_falls_back_to_guessing_is_found() -> None:
+def test_a_model_that_falls_back_to_guessing_is_found() -> None:
     assert isinstance(watched([*FALLING, *[math.log(10)] * 60])[0], Diverged)
 
 
-def test_a_step_without_samples_says_nothing() -> None:
+def test_a_step_without_samples_gives_no_event() -> None:
     watch = LossWatch()
     assert watch.see(math.nan, 0) is None
     assert watch.see(2.0, 4) is None
@@ -99,7 +98,7 @@ def test_a_step_without_samples_says_nothing() -> None:
 
 
 @given(st.lists(st.floats(0.001, 100), min_size=1, max_size=200), st.integers(0, 200))
-def test_a_watch_from_a_checkpoint_goes_on_alike(losses: list[float], cut: int) -> None:
+def test_a_watch_from_a_checkpoint_continues_alike(losses: list[float], cut: int) -> None:
     whole, part = LossWatch(), LossWatch()
     for number, loss in enumerate(losses):
         if number == cut:
@@ -109,7 +108,7 @@ def test_a_watch_from_a_checkpoint_goes_on_alike(losses: list[float], cut: int) 
 
 @given(st.lists(st.floats(0.001, 100), min_size=1, max_size=200))
 def test_against_the_whole_history(losses: list[float]) -> None:
-    """Slow: means over all good losses, weighted by 0.9 per step."""
+    """Reference: means over all good losses, weighted by 0.9 per step."""
     watch, good, best, beyond = LossWatch(), [], math.inf, 0
     for loss in losses:
         found = watch.see(loss, 1)
@@ -140,10 +139,10 @@ def test_remedies_follow_the_facts() -> None:
 
 
 def test_a_rate_that_was_scaled_up_wants_a_longer_warm_up() -> None:
-    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=512)
+    known = Circumstances(samples=1, epoch=0.1, lr=0.2, batch=512)
     assert (
         remedies(known, config(batch=512, schedule={"warmup": 0.5}))[0]
-        == "schedule.warmup=5: the rate rises to 4 times that of base_batch 128 within 0.5 epochs"
+        == "schedule.warmup=5: the learning rate rises to 4 times that of base_batch 128 within 0.5 epochs"
     )
     assert keys(remedies(known, config(batch=512, epochs=8)))[0] == "schedule.warmup=2"
     assert keys(remedies(known, config(batch=512, schedule={"warmup": 5})))[0] == "optimizer.clip=1"
@@ -156,20 +155,19 @@ def test_a_rate_that_was_scaled_up_wants_a_longer_warm_up() -> None:
 
 
 @pytest.mark.parametrize("warmup", [0, 0.5])
-def test_a_run_without_warm_up_is_told_all_that_makes_one(warmup: float) -> None:
-    """The kind alone changes nothing where the length is 0, the length nothing where the kind is
-    none."""
-    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=512)
+def test_a_run_without_warm_up_gets_all_keys_for_one(warmup: float) -> None:
+    """The kind has no effect if the length is 0, nor the length if the kind is none."""
+    known = Circumstances(samples=1, epoch=0.1, lr=0.2, batch=512)
     none = config(batch=512, schedule={"warmup_kind": "none", "warmup": warmup})
     assert (
         remedies(known, none)[0]
-        == "schedule.warmup_kind=gradual schedule.warmup=5: the rate is 4 times that of base_batch"
+        == "schedule.warmup_kind=gradual schedule.warmup=5: the learning rate is 4 times that of base_batch"
         " 128, from the first step on"
     )
     zero = config(batch=512, schedule={"warmup": 0})
     assert (
         remedies(known, zero)[0]
-        == "schedule.warmup=5: the rate is 4 times that of base_batch 128, from the first step on"
+        == "schedule.warmup=5: the learning rate is 4 times that of base_batch 128, from the first step on"
     )
 
 
@@ -185,37 +183,39 @@ def test_a_run_without_warm_up_is_told_all_that_makes_one(warmup: float) -> None
     ids=str,
 )
 def test_every_remedy_is_a_config_that_can_run(schedule: dict[str, object]) -> None:
-    """Each line's words, on top of the run: a one-cycle takes no warm-up, and a rate cannot fall
-    within one."""
+    """Apply the keys of each line to the config of the run.
+
+    A one-cycle has no warm-up, and the learning rate cannot fall within a warm-up.
+    """
     asked = config(batch=4096, optimizer={"name": "sgd"}, schedule=schedule)
-    for line in keys(remedies(Circumstances(samples=1, epoch=0.1, rate=0.2, batch=4096), asked)):
+    for line in keys(remedies(Circumstances(samples=1, epoch=0.1, lr=0.2, batch=4096), asked)):
         values = asked.model_dump()
-        for word in line.split():
-            section, key, value = re.split("[.=]", word, maxsplit=2)
+        for override in line.split():
+            section, key, value = re.split("[.=]", override, maxsplit=2)
             values[section][key] = yaml.safe_load(value)
         check_config(validated(values), 1)
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "expected"),
     [
         ("sgd", "optimizer.name=lars optimizer.trust_coefficient=0.02"),
         ("adamw", "optimizer.name=lamb"),
     ],
 )
-def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, words: str) -> None:
-    """As docs/large-batch.md recommends them:
+def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, expected: str) -> None:
+    """Expect the settings that docs/large-batch.md recommends.
 
-    LARS' own coefficient, 0.001, stands still at the rate of SGD.
+    With the default coefficient of LARS, 0.001, the learning rate of SGD has almost no effect.
     """
-    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=4096)
+    known = Circumstances(samples=1, epoch=0.1, lr=0.2, batch=4096)
     found = keys(remedies(known, config(batch=4096, optimizer={"name": name})))
     root = "optimizer.scaling=square-root"
-    assert found[:3] == ["schedule.warmup=5", f"{words} {root}", root]
+    assert found[:3] == ["schedule.warmup=5", f"{expected} {root}", root]
     found = keys(
         remedies(known, config(batch=4096, optimizer={"name": name, "scaling": "square-root"}))
     )
-    assert found[1] == words
+    assert found[1] == expected
     for other in ("lars", "lamb"):
         found = keys(
             remedies(known, config(batch=4096, optimizer={"name": other, "scaling": "square-root"}))
@@ -225,28 +225,26 @@ def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, words: str) 
 
 def test_a_rate_far_above_the_recipes_is_named_first() -> None:
     recipe = read_config("digits")
-    known = Circumstances(samples=64, epoch=0.1, rate=5.0, batch=64)
+    known = Circumstances(samples=64, epoch=0.1, lr=5.0, batch=64)
     bold = read_config("digits", ["optimizer.lr=5"]).resolved(1)
     assert recipe.optimizer.lr == 0.05
-    assert (
-        remedies(known, bold)[0] == "optimizer.lr=0.05: the recipe's own rate; 5 is 100 times that"
-    )
-    for words in (
+    assert remedies(known, bold)[0] == "optimizer.lr=0.05: the recipe's own lr; 5 is 100 times that"
+    for overrides in (
         ["optimizer.lr=0.2"],
         ["optimizer.lr=5", "optimizer.base_batch=128"],
         ["optimizer=lars", "optimizer.lr=5"],
     ):
         assert not any(
             "recipe's own" in remedy
-            for remedy in remedies(known, read_config("digits", words).resolved(1))
+            for remedy in remedies(known, read_config("digits", overrides).resolved(1))
         )
 
 
 def test_bad_input_comes_first() -> None:
     suspects = [Suspect(0, 5), Suspect(1, 17, "train.tar, member 17.jpg", is_finite=False)]
-    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=128, suspects=suspects)
+    known = Circumstances(samples=1, epoch=0.1, lr=0.2, batch=128, suspects=suspects)
     assert remedies(known, config(precision="float16"))[0].startswith(
-        "look at the samples 17: as input of the net they are not finite"
+        "inspect the samples 17: as input of the model they are not finite"
     )
 
 
@@ -260,15 +258,15 @@ def test_the_whole_message() -> None:
     assert (
         explain(Diverged(812, math.nan, 0.4123, 812), known, config(optimizer={"lr": 0.8}))
         == "the loss is nan at step 812; the best so far was 0.4123 (103,936 samples seen, epoch"
-        " 2.17; rate 0.8, batch 128, gradient norm 3.1e+05)\n  samples of that step: 7"
+        " 2.17; lr 0.8, batch 128, gradient norm 3.1e+05)\n  samples of that step: 7"
         " (b.tfrecord, record 7) on rank 1, 100, 101, 102, 103, 104, 105, 106 and 4 more\n  what"
-        " to try, the likeliest first:\n    look at the samples 7: as input of the net they are"
+        " to try, most promising first:\n    inspect the samples 7: as input of the model they are"
         " not finite, so the data or data.mean, data.std are wrong\n    optimizer.clip=1: the"
-        " gradient's norm was 3.1e+05\n    optimizer.lr=0.4: half of what it is\n  the last good"
+        " gradient's norm was 3.1e+05\n    optimizer.lr=0.4: half of the present value\n  the last good"
         " checkpoint is kept: runs/a/checkpoints/000000100000"
     )
     assert explain(Diverged(1, math.inf, None, 1), KNOWN, config()).endswith(
-        "no checkpoint was written while all was well"
+        "no checkpoint was written before the divergence"
     )
 
 
@@ -293,5 +291,5 @@ def test_places_are_given_where_few_samples_are_suspect(
     count: int, batch: int, expected: str
 ) -> None:
     suspects = [Suspect(number // 2, number, f"x, row {number}") for number in range(count)]
-    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=batch, suspects=suspects)
+    known = Circumstances(samples=1, epoch=0.1, lr=0.2, batch=batch, suspects=suspects)
     assert expected in explain(Diverged(1, math.inf, None, 1), known, config())

@@ -1,5 +1,6 @@
 """Equal weights: the hash against a slow one in Python's unbounded integers; over ranks, against
-what the test has changed where."""
+what the test has changed where.
+"""
 
 import random
 from typing import Any
@@ -20,7 +21,7 @@ MASK = (1 << 64) - 1
 
 
 def slow_hash(octets: bytes) -> int:
-    """As the module's text says it, modulo 2^64."""
+    """Return the hash as the docstring of the module defines it, modulo 2^64."""
     draw = random.Random(8)
     whole = len(octets) // 8 * 8
     numbers = [int.from_bytes(octets[i : i + 8], "little") for i in range(0, whole, 8)] + list(
@@ -43,7 +44,7 @@ def number(tensor: torch.Tensor) -> int:
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
 )
 @pytest.mark.parametrize("count", [0, 1, 7, 2048, 5000])
-def test_it_is_what_its_text_says(dtype: torch.dtype, count: int) -> None:
+def test_it_is_what_its_docstring_defines(dtype: torch.dtype, count: int) -> None:
     tensor = (torch.randn(count, generator=torch.Generator().manual_seed(1)) * 50).to(dtype)
     assert number(tensor) == slow_hash(tensor.view(torch.uint8).numpy().tobytes() if count else b"")
 
@@ -76,7 +77,7 @@ def test_nans_with_equal_bits_are_equal() -> None:
 @settings(max_examples=1000 if SOAK else 40)
 @given(st.data())
 def test_changed_bits_show(data: st.DataObject) -> None:
-    """One or two bits anywhere, also where a plain sum would be the same."""
+    """Flip one or two bits anywhere, also where a plain sum would be the same."""
     tensor = torch.randn(3000, generator=torch.Generator().manual_seed(2))
     changed = tensor.clone()
     places = st.tuples(st.integers(0, 2999), st.sampled_from([1, 2, 1 << 10, 1 << 22]))
@@ -87,31 +88,31 @@ def test_changed_bits_show(data: st.DataObject) -> None:
     assert number(changed) != number(tensor)
 
 
-def test_names_in_the_order_of_the_net() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2), nn.Linear(2, 2))
-    net[3].weight = net[2].weight
-    assert [name for name, _ in tensors_of(net)] == [
+def test_names_in_the_order_of_the_model() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[3].weight = model[2].weight
+    assert [name for name, _ in tensors_of(model)] == [
         "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked",
         "2.weight", "2.bias", "3.bias",
     ]  # fmt: skip
 
 
 def compare(changes: dict[int, list[str]], shared: bool) -> str:
-    """The error after the named tensors were changed on some ranks, differently on each."""
+    """Return the error after changing the named tensors on some ranks, differently on each."""
     world = allstep.init()
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
-    fingerprint = Fingerprint(net, world, shared)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
+    fingerprint = Fingerprint(model, world, shared)
     fingerprint.start(1)
     fingerprint.finish()
     fingerprint.finish()  # nothing is under way
-    tensors: dict[str, Any] = dict(tensors_of(net))
+    tensors: dict[str, Any] = dict(tensors_of(model))
     with torch.no_grad():
         for name in changes.get(world.rank, []):
             tensors[name] += 1 + world.rank
     fingerprint.start(7)
     with torch.no_grad():
-        for tensor in net.parameters():
+        for tensor in model.parameters():
             tensor.zero_()  # the next update: what was at step 7 counts
     total = torch.ones(3)
     torch.distributed.all_reduce(total)  # an operation of the next step comes between
@@ -125,7 +126,7 @@ def compare(changes: dict[int, list[str]], shared: bool) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({}, None),
         (
@@ -139,24 +140,28 @@ def compare(changes: dict[int, list[str]], shared: bool) -> str:
         (
             {0: ["1.bias"], 1: ["1.bias"]},
             "is the parameter '1.bias', on ranks 1, 2.",
-        ),  # all three differ: rank 0 has the word
+        ),  # all three differ: rank 0 counts as right
         ({1: ["1.num_batches_tracked"]}, "is the buffer '1.num_batches_tracked', on rank 1."),
     ],
 )
-def test_ranks_that_differ(ranks: Ranks, changes: dict[int, list[str]], words: str | None) -> None:
+def test_ranks_that_differ(
+    ranks: Ranks, changes: dict[int, list[str]], message: str | None
+) -> None:
     messages = ranks(3, compare, changes, False)
     assert len(set(messages)) == 1
-    assert (words in messages[0] and "after step 7" in messages[0]) if words else not messages[0]
+    assert (
+        (message in messages[0] and "after step 7" in messages[0]) if message else not messages[0]
+    )
 
 
-def test_two_ranks_are_a_tie_and_rank_0_has_the_word(ranks: Ranks) -> None:
+def test_two_ranks_are_a_tie_and_rank_0_counts_as_right(ranks: Ranks) -> None:
     assert (
         "is the parameter '2.weight', on rank 1." in ranks(2, compare, {0: ["2.weight"]}, False)[0]
     )
 
 
 def test_with_shared_weights_one_rank_of_a_host_looks(ranks: Ranks) -> None:
-    """Here each rank has a copy of its own after all, so that the test can see who looks."""
+    """Each rank has a copy of its own here, so that the test can see which rank hashes."""
     hosts = ["a", "a", "b"]
     parameter_of_rank_1 = ranks(3, compare, {1: ["0.weight"]}, True, hosts=hosts)
     assert parameter_of_rank_1 == ["", "", ""]

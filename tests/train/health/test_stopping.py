@@ -1,5 +1,6 @@
-"""When a run stops early: signals as the kernel delivers them, a clock that the test turns, times
-as Slurm's manual writes them."""
+"""Early stop of a run: signals as the kernel delivers them, a clock that the test sets, times as in
+Slurm's manual.
+"""
 
 import os
 import signal
@@ -14,8 +15,8 @@ from allstep.errors import ConfigError
 from allstep.train.health.stop import (
     STARTED,
     Stopping,
+    exit_on_signal,
     launched_now,
-    leave_when_told,
     parse_time,
     seconds_since_launch,
 )
@@ -89,11 +90,7 @@ def test_what_comes_before_the_end_is_kept_free() -> None:
     assert not stopping.must_leave()  # an evaluation that has begun has its time
     why = stopping.why
     costs = "step 2.0 s, evaluation 15.0 s, checkpoint 13.0 s"
-    assert (
-        why
-        == "--max-time 100 s is over in 29.0 s, and what may come before the end takes up to 30.0"
-        f" s ({costs})"
-    )
+    assert why == f"--max-time 100 s ends in 29.0 s, and finishing takes up to 30.0 s ({costs})"
     clock.now += 15
     assert stopping.must_leave()  # only a step and a checkpoint have
     clock.now += 35
@@ -128,12 +125,12 @@ def test_a_launch_in_the_future_is_now_and_nonsense_is_an_error() -> None:
 
 
 def fork_and_wait() -> tuple[int, str | None]:
-    """A child that was forked within: what SIGTERM does to it."""
-    ready, say_ready = os.pipe()
+    """Return what SIGTERM does to a child that was forked within the context."""
+    ready, send_ready = os.pipe()
     with Stopping() as stopping:
         child = os.fork()
         if child == 0:
-            os.write(say_ready, b"!")  # Python forgets signals that come during the fork itself
+            os.write(send_ready, b"!")  # Python forgets signals that come during the fork itself
             for _ in range(6000):
                 time.sleep(0.01)
             os._exit(0)
@@ -144,7 +141,7 @@ def fork_and_wait() -> tuple[int, str | None]:
 
 
 def test_a_forked_child_still_dies_of_a_signal(ranks: Ranks) -> None:
-    """A pool of workers ends its processes by SIGTERM; they must not note it instead."""
+    """A pool of workers ends its processes by SIGTERM, which they must not handle."""
     assert ranks(1, fork_and_wait) == [(-signal.SIGTERM, None)]
 
 
@@ -180,18 +177,20 @@ def test_what_is_no_time(text: str) -> None:
 
 
 @given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(1, 59))
-def test_units_and_colons_say_the_same(days: int, hours: int, minutes: int, seconds: int) -> None:
+def test_units_and_colons_mean_the_same(days: int, hours: int, minutes: int, seconds: int) -> None:
     expected = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     assert parse_time(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == expected
     assert parse_time(f"{days}d{hours}h{minutes}m{seconds}s") == expected
 
 
-def told_before_the_first_step(number: int, forked: bool) -> int:
-    """The exit status, or minus the signal, of a process that is told to stop while it makes ready,
-    or of one forked from it."""
+def stopped_before_the_first_step(number: int, forked: bool) -> int:
+    """Return the exit status, or minus the signal, of a process that is stopped while it prepares.
+
+    With `forked`, of a process that was forked from it.
+    """
     child = os.fork()
     if child == 0:
-        with leave_when_told():
+        with exit_on_signal():
             if forked:
                 grandchild = os.fork()
                 if grandchild == 0:
@@ -207,15 +206,15 @@ def told_before_the_first_step(number: int, forked: bool) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_told_to_stop_before_the_first_step(ranks: Ranks, number: signal.Signals) -> None:
-    """There is nothing to save: resubmit. What was forked meanwhile dies of the signal."""
-    assert ranks(1, told_before_the_first_step, int(number), False) == [75]
-    assert ranks(1, told_before_the_first_step, int(number), True) == [7]
+def test_a_signal_before_the_first_step(ranks: Ranks, number: signal.Signals) -> None:
+    """There is nothing to save: resubmit. A forked process is ended by the signal."""
+    assert ranks(1, stopped_before_the_first_step, int(number), False) == [75]
+    assert ranks(1, stopped_before_the_first_step, int(number), True) == [7]
 
 
 def test_old_handlers_come_back_when_no_signal_came() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with leave_when_told():
+    with exit_on_signal():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
 

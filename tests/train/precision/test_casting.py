@@ -1,4 +1,4 @@
-"""A net in another precision, against torch's own for real numbers; complex ones keep both parts."""
+"""Casts of a model, compared with torch's for real numbers; complex numbers stay complex."""
 
 import copy
 
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 class Filter(nn.Module):
-    """A convolution and a product in the frequency domain."""
+    """A model with a convolution and a product in the frequency domain."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,8 +23,8 @@ class Filter(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_is_what_torch_does_to_real_numbers(dtype: torch.dtype) -> None:
-    net = Filter().inner
-    ours, theirs = cast(copy.deepcopy(net), CPU, dtype), copy.deepcopy(net).to(CPU, dtype)
+    model = Filter().inner
+    ours, theirs = cast(copy.deepcopy(model), CPU, dtype), copy.deepcopy(model).to(CPU, dtype)
     for (name, tensor), other in zip(
         ours.state_dict().items(), theirs.state_dict().values(), strict=True
     ):
@@ -33,11 +33,11 @@ def test_it_is_what_torch_does_to_real_numbers(dtype: torch.dtype) -> None:
 
 
 def test_complex_numbers_stay_complex() -> None:
-    net = Filter()
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    model = Filter()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for dtype, expected in ((torch.float64, torch.complex128), (torch.float32, torch.complex64)):
-        cast(net, CPU, dtype)
-        assert net.response.dtype == net.phase.dtype == expected
-        assert isinstance(net.response, nn.Parameter)
-        assert net.response.requires_grad
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+        cast(model, CPU, dtype)
+        assert model.response.dtype == model.phase.dtype == expected
+        assert isinstance(model.response, nn.Parameter)
+        assert model.response.requires_grad
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -1,5 +1,4 @@
-"""The training sample at the end of a run: right, the same with any number of workers, and without
-effect on the run."""
+"""The training sample at the end of a run: its score with any number of workers, no effect."""
 
 import itertools
 import os
@@ -21,8 +20,8 @@ from allstep.data import Loader
 from allstep.errors import DataError
 from allstep.train import read_config
 from allstep.train.checkpoint import files as checkpoint
-from allstep.train.input.splits import open_parts
-from allstep.train.run.state import Standing
+from allstep.train.input.splits import open_splits
+from allstep.train.run.progress import RunProgress
 from allstep.train.task.task import Metric
 from allstep.train.use.predict import load_run
 from allstep.train.watch.events import Result, Score
@@ -32,7 +31,7 @@ from support.ranks import Ranks
 
 # All that makes training differ from evaluation: running statistics, dropout, averaged weights,
 # augmentation, label smoothing.
-WORDS = [
+OVERRIDES = [
     *(
         "epochs=2",
         "batch=50",
@@ -53,38 +52,38 @@ WORDS = [
 NUM_TRAIN = 1437 - 100
 
 
-def run(words: list[str], out: Path | None = None) -> Result | run_module.Paused:
-    """A run, or the rest of the one in `out`."""
+def run(overrides: list[str], out: Path | None = None) -> Result | run_module.Paused:
+    """Train a run, or resume the one in `out`."""
     world, out = allstep.init(), out or Path.cwd() / "out"
     callbacks = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
-    config = read_config("digits", [*WORDS, *words])
+    config = read_config("digits", [*OVERRIDES, *overrides])
     if world.rank == 0:
         (out / "config.yaml").write_text(config.to_yaml())
     snapshot = checkpoint.newest(out / "checkpoints").snapshot
     return run_module.train(config, world, out, callbacks, snapshot=snapshot)
 
 
-def run_whose_first_evaluation_is_best(words: list[str]) -> Result | run_module.Paused:
-    original = Standing.note
+def run_whose_first_evaluation_is_best(overrides: list[str]) -> Result | run_module.Paused:
+    original = RunProgress.note
 
-    def note(standing: Standing, validation: Score, metric: Metric) -> bool:
+    def note(progress: RunProgress, validation: Score, metric: Metric) -> bool:
         worst = Score(validation.loss, -1.0, validation.count)
-        return original(standing, validation if standing.best is None else worst, metric)
+        return original(progress, validation if progress.best is None else worst, metric)
 
-    Standing.note = note  # type: ignore[method-assign]
-    return run(words)
+    RunProgress.note = note  # type: ignore[method-assign]
+    return run(overrides)
 
 
 def by_hand(out: Path, which: Any) -> tuple[float, float]:
-    """Loss and accuracy of a checkpoint on the sample, computed in one piece with torch alone."""
+    """Return loss and accuracy of a checkpoint on the sample, computed with torch alone."""
     trained = load_run(out, which)
-    part = open_parts(read_config("digits", WORDS)).train.sample(100, seed=3)
-    pictures, labels = (
-        torch.from_numpy(getattr(part.source, name)[part.numbers]) for name in ("data", "target")
+    split = open_splits(read_config("digits", OVERRIDES)).train.sample(100, seed=3)
+    images, labels = (
+        torch.from_numpy(getattr(split.source, name)[split.numbers]) for name in ("data", "target")
     )
-    inputs: Tensor = trained.to_input(pictures)
+    inputs: Tensor = trained.to_input(images)
     with torch.no_grad():
-        logits = (trained.net(inputs) + trained.net(inputs.flip(-1))) / 2
+        logits = (trained.model(inputs) + trained.model(inputs.flip(-1))) / 2
     return float(functional.cross_entropy(logits, labels)), float(
         (logits.argmax(1) == labels).float().mean()
     )
@@ -94,7 +93,7 @@ def by_hand(out: Path, which: Any) -> tuple[float, float]:
 def test_the_sample_is_scored_once_in_evaluation_mode_with_the_tested_weights(
     ranks: Ranks, choose: Any
 ) -> None:
-    """Reference: the checkpoint of these weights. The best ones are made to be those of epoch 1."""
+    """Reference: the checkpoint of these weights. The best ones are set to those of epoch 1."""
     results = ranks(2, run_whose_first_evaluation_is_best, [f"evaluation.weights={choose}"])
     out, samples = results[0].out, NUM_TRAIN * (2 if choose == "last" else 1)
     loss, accuracy = by_hand(out, choose)
@@ -104,9 +103,9 @@ def test_the_sample_is_scored_once_in_evaluation_mode_with_the_tested_weights(
         assert result.train.score.count == 100
         assert result.train.score.loss == pytest.approx(loss, rel=1e-4)
         assert result.train.score.accuracy == pytest.approx(accuracy)
-    told = runlog.read(out / "run.jsonl").evals
-    assert [line["part"] for line in told] == ["validation", "validation", "train", "test"]
-    assert (told[2]["samples"], told[2]["count"], told[2]["seconds"] > 0) == (samples, 100, True)
+    evals = runlog.read(out / "run.jsonl").evals
+    assert [line["part"] for line in evals] == ["validation", "validation", "train", "test"]
+    assert (evals[2]["samples"], evals[2]["count"], evals[2]["seconds"] > 0) == (samples, 100, True)
 
 
 def test_it_is_the_same_with_any_number_of_workers_and_any_seed(ranks: Ranks) -> None:
@@ -119,8 +118,8 @@ def test_it_is_the_same_with_any_number_of_workers_and_any_seed(ranks: Ranks) ->
     assert other[0] == alone[0] and other[1].loss != alone[1].loss
 
 
-def scored_samples(words: list[str]) -> tuple[list[int], Score]:
-    """The numbers of the sample, and its score."""
+def scored_samples(overrides: list[str]) -> tuple[list[int], Score]:
+    """Return the sample numbers of the training sample, and its score."""
     numbers: list[int] = []
     original = ending.make_sample_loader
 
@@ -131,14 +130,14 @@ def scored_samples(words: list[str]) -> tuple[list[int], Score]:
         return loader
 
     ending.make_sample_loader = spy
-    result = run(words)
+    result = run(overrides)
     assert isinstance(result, Result) and result.train is not None
     return numbers, result.train.score
 
 
 def state_around_the_sample() -> list[tuple[dict[str, Tensor], Tensor, dict[str, bytes]]]:
-    """Weights with running statistics, random numbers and checkpoint files, before and after the
-    sample is scored."""
+    """Return weights with running statistics, random state and checkpoint files, before and after
+    the sample is scored."""
     seen: list[Any] = []
     original = run_module.training_score
 
@@ -149,8 +148,8 @@ def state_around_the_sample() -> list[tuple[dict[str, Tensor], Tensor, dict[str,
                 for path in checkpoint.written(job.out / "checkpoints")[0].iterdir()
             }
             tensors = {
-                **job.trainer.net.state_dict(),
-                **{f"a.{k}": v for k, v in job.ema.net.state_dict().items()},
+                **job.trainer.model.state_dict(),
+                **{f"a.{k}": v for k, v in job.ema.model.state_dict().items()},
             }
             seen.append(
                 (
@@ -183,17 +182,17 @@ def test_it_changes_nothing(ranks: Ranks) -> None:
     assert files == files_after and "weights.safetensors" in files
 
 
-def told_within_the_sample(out: Path, evaluation: int) -> tuple[str, bool]:
-    """The last rank gets SIGTERM within that evaluation; how the run ended, and whether it has a
-    training score."""
+def stopped_within_the_sample(out: Path, evaluation: int) -> tuple[str, bool]:
+    """Send the last rank SIGTERM within that evaluation. Return how the run ended, and whether it
+    has a training score."""
     begun, original, world = itertools.count(1), run_module.evaluate, allstep.init()
 
-    def told(*args: Any, **options: Any) -> Score:
+    def with_signal(*args: Any, **options: Any) -> Score:
         if next(begun) == evaluation and world.rank == world.size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(*args, **options)
 
-    run_module.evaluate = told
+    run_module.evaluate = with_signal
     result = run([], out)
     if isinstance(result, run_module.Paused):
         return "paused", False
@@ -201,17 +200,17 @@ def told_within_the_sample(out: Path, evaluation: int) -> tuple[str, bool]:
 
 
 def test_a_signal_within_the_sample_costs_the_sample_alone(ranks: Ranks, tmp_path: Path) -> None:
-    """Two validations, the test, the sample."""
-    assert ranks(2, told_within_the_sample, tmp_path, 4) == [("ended", False)] * 2
+    """The evaluations are two validations, the test and the sample."""
+    assert ranks(2, stopped_within_the_sample, tmp_path, 4) == [("ended", False)] * 2
 
 
-def test_a_run_that_is_told_to_stop_has_none_and_has_it_when_it_is_resumed(
+def test_a_run_that_is_asked_to_stop_has_none_and_has_it_when_it_is_resumed(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    assert ranks(2, told_within_the_sample, tmp_path, 1) == [("paused", False)] * 2
+    assert ranks(2, stopped_within_the_sample, tmp_path, 1) == [("paused", False)] * 2
     log = tmp_path / "run.jsonl"
     assert runlog.read(log).evals == ()
-    assert ranks(2, told_within_the_sample, tmp_path, 0) == [("ended", True)] * 2
+    assert ranks(2, stopped_within_the_sample, tmp_path, 0) == [("ended", True)] * 2
     assert [line["part"] for line in runlog.read(log).evals] == [
         "validation",
         "validation",
@@ -248,35 +247,35 @@ def test_early_stopping_has_one(ranks: Ranks) -> None:
     assert result.train is not None and result.train.samples == NUM_TRAIN
 
 
-def go_on_with(out: Path, words: list[str]) -> str:
+def resume_with(out: Path, overrides: list[str]) -> str:
     try:
-        run(words, out)
+        run(overrides, out)
     except allstep.UserError as error:
         return str(error)
     return ""
 
 
 def test_data_with_other_classes_does_not_continue_a_run(ranks: Ranks, tmp_path: Path) -> None:
-    """A class folder renamed between two sessions gives every label another number."""
+    """A class folder that is renamed between two sessions changes the number of every label."""
     folder, out = make_folder(tmp_path / "photos", 20), tmp_path / "out"
-    words = [
+    overrides = [
         f"data.train={folder}",
         "data.augment=CentreCrop(16)",
         "data.prepare=CentreCrop(16)",
         "batch=16",
     ]
-    words += ["data.validation=10"]
+    overrides += ["data.validation=10"]
     out.mkdir()
-    ranks(1, run, [*words, "epochs=1"], out)
+    ranks(1, run, [*overrides, "epochs=1"], out)
     (folder / "cat").rename(folder / "zebra")
-    (complaint,) = ranks(1, go_on_with, out, [*words, "epochs=2"])
+    (complaint,) = ranks(1, resume_with, out, [*overrides, "epochs=2"])
     assert "only there: zebra; only in the run: cat" in complaint
     (folder / "zebra").rename(folder / "cat")
-    assert ranks(1, go_on_with, out, [*words, "epochs=2"]) == [""]
+    assert ranks(1, resume_with, out, [*overrides, "epochs=2"]) == [""]
 
 
 def test_the_best_checkpoint_is_looked_at_like_the_newest(ranks: Ranks, tmp_path: Path) -> None:
-    """One in the place of another is whole, and not the best."""
+    """A checkpoint in the place of the best one is complete, but not the best."""
     ((result,),) = (ranks(1, run_whose_first_evaluation_is_best, ["evaluation.weights=best"]),)
     out = shutil.copytree(result.out, tmp_path / "out")
     first, last = sorted(path for path in (out / "checkpoints").iterdir() if path.name.isdigit())
@@ -285,7 +284,7 @@ def test_the_best_checkpoint_is_looked_at_like_the_newest(ranks: Ranks, tmp_path
     snapshot, problem = ending._read_or_not(
         first, checkpoint.read(last).state["pictures"]["classes"]
     )
-    assert snapshot is None and "as the folder's name has it" in problem
+    assert snapshot is None and "as in the folder's name" in problem
     snapshot, problem = ending._read_or_not(last, ["other"] * 10)
     assert snapshot is None and "not the same ones" in problem
     assert (

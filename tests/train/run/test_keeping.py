@@ -1,5 +1,4 @@
-"""A run has ended, or is saved, only when that is on the disk: whole runs on a disk that is full at
-times."""
+"""A run ends or is saved only if its state is on disk: runs on a disk that is full at times."""
 
 import errno
 import os
@@ -16,7 +15,7 @@ from allstep.train.run.loop import Paused, train
 from allstep.train.watch.events import Result
 from allstep.train.watch.record import Record
 
-WORDS = [
+OVERRIDES = [
     "epochs=2",
     "batch=100",
     "data.validation=37",
@@ -30,9 +29,9 @@ TOTAL = 2 * 1400
 def on_a_disk(
     full_from: int, failures: int, max_seconds: float | None = None
 ) -> tuple[str, list[str], Path]:
-    """A run from wherever it stands.
+    """Start or resume a run. Return how it ended, as text.
 
-    The disk refuses so many checkpoints, from `full_from` samples on; how it ended, in words.
+    The disk rejects this many checkpoints, from `full_from` samples on.
     """
     world, out, left = allstep.init(), Path.cwd() / "out", [failures]
     write = checkpoint.write
@@ -48,14 +47,14 @@ def on_a_disk(
     callbacks = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
     try:
         result: Any = train(
-            read_config("digits", WORDS),
+            read_config("digits", OVERRIDES),
             world,
             out,
             callbacks,
             snapshot=snapshot,
             max_seconds=max_seconds,
         )
-        said = (
+        message = (
             "ended"
             if isinstance(result, Result)
             else "saved"
@@ -63,16 +62,16 @@ def on_a_disk(
             else "?"
         )
     except AllstepError as error:
-        said = f"{error.exit_code}: {error}"
+        message = f"{error.exit_code}: {error}"
     except SystemExit as error:
-        said = f"exit {error.code}"
+        message = f"exit {error.code}"
     finally:
         checkpoint.write = write
-    return said, [path.name for path in checkpoint.written(out / "checkpoints")], out
+    return message, [path.name for path in checkpoint.written(out / "checkpoints")], out
 
 
 def and_again(*args: Any) -> list[tuple[str, list[str], Path]]:
-    """Then a second time, when there is room."""
+    """Run twice: on a full disk, then with free space."""
     first = on_a_disk(*args)
     allstep.comm.barrier()
     return [first, on_a_disk(0, 0)]
@@ -80,13 +79,13 @@ def and_again(*args: Any) -> list[tuple[str, list[str], Path]]:
 
 def test_a_run_whose_end_is_not_on_the_disk_has_not_ended(ranks: Any) -> None:
     (first, second), (other, _) = ranks(2, and_again, 2000, 99)
-    said, names, out = first
-    assert said.startswith("1: ")
+    message, names, out = first
+    assert message.startswith("1: ")
     assert (
         f"over after {TOTAL} samples (all epochs are done), but that is not saved: [Errno 28] No"
-        " space" in said
+        " space" in message
     )
-    assert f"--resume {out} goes on from checkpoint {names[0]}" in said
+    assert f"--resume {out} continues from checkpoint {names[0]}" in message
     assert int(names[0]) < 2000
     assert other[0] == "exit 1"
     assert second[:2] == ("ended", [f"{TOTAL:012}"])
@@ -99,19 +98,19 @@ def test_a_run_whose_end_is_not_on_the_disk_has_not_ended(ranks: Any) -> None:
 
 
 def test_a_disk_that_is_full_for_a_moment_at_the_end(ranks: Any) -> None:
-    ((said, names, _),) = ranks(1, on_a_disk, TOTAL, 3)
-    assert (said, names) == ("ended", [f"{TOTAL:012}"])
+    ((message, names, _),) = ranks(1, on_a_disk, TOTAL, 3)
+    assert (message, names) == ("ended", [f"{TOTAL:012}"])
 
 
 def test_saved_means_saved(ranks: Any) -> None:
-    (((said, names, _), (after, _, out)),) = ranks(1, and_again, 0, 99, 0.001)
-    assert said.startswith(
+    (((message, names, _), (after, _, out)),) = ranks(1, and_again, 0, 99, 0.001)
+    assert message.startswith(
         "1: stopped after 100 of 2800 samples, but that is not saved: [Errno 28]"
     )
-    assert said.endswith("goes on anew, for it has no whole checkpoint")
+    assert message.endswith("continues from the start of the run: there is no complete checkpoint")
     assert names == []
     assert after == "ended"
     events = [line["text"] for line in runlog.read(out / "run.jsonl").events]
     assert not any("stopped and saved" in text for text in events)
-    ((said, names, _),) = ranks(1, on_a_disk, 0, 2, 0.001)
-    assert (said, names) == ("saved", [f"{100:012}"])
+    ((message, names, _),) = ranks(1, on_a_disk, 0, 2, 0.001)
+    assert (message, names) == ("saved", [f"{100:012}"])

@@ -1,6 +1,6 @@
-"""Before a run: data found or replaced, damage told, folder made, workers counted.
+"""Checks before a run: data, damaged files, run folder, number of workers.
 
-None of it needs torch.
+None of them needs torch.
 """
 
 import re
@@ -24,7 +24,7 @@ from allstep.train.run.prepare import check, prepare
 
 @pytest.fixture
 def no_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine where Fashion-MNIST is nowhere, and its home does not answer."""
+    """Simulate a machine without Fashion-MNIST, whose server does not answer."""
     nowhere = NamedSet(
         "fashion-mnist", "Fashion-MNIST", (), "http://127.0.0.1:9/", dict.fromkeys(FILES, "")
     )
@@ -34,7 +34,7 @@ def no_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_fashion")
 def test_data_that_is_nowhere_gives_way_to_the_digits() -> None:
-    prepared = prepare(words=["epochs=2"])
+    prepared = prepare(overrides=["epochs=2"])
     assert prepared.config.recipe == prepared.config.data.name == "digits"
     assert prepared.config.epochs == 2
     assert prepared.note is not None
@@ -50,7 +50,7 @@ def test_data_that_is_nowhere_gives_way_to_the_digits() -> None:
 @pytest.mark.usefixtures("no_fashion")
 def test_data_that_was_asked_for_by_name_does_not_give_way(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Fashion-MNIST is not in"):
-        prepare(words=["data.name=fashion-mnist"])
+        prepare(overrides=["data.name=fashion-mnist"])
     path = tmp_path / "config.yaml"
     path.write_text(read_config().to_yaml())
     with pytest.raises(DataError, match="Fashion-MNIST is not in"):
@@ -82,14 +82,14 @@ WRONG = [
     (["data.std=[3]"], "data.std is given without data.mean"),
     (
         ["data.mean=[1, 2]", "data.std=[1, 2]"],
-        "'data.mean': expected one figure for each of 1 channels, found 2",
+        "'data.mean': expected one value for each of 1 channels, found 2",
     ),
-    (["batch=4000"], "a batch of 4000 is larger than the training set, which has 1294 samples"),
+    (["batch=4000"], "a batch of 4000 is larger than the training split, which has 1294 samples"),
     (
         ["batch_per_worker=700"],
-        "a batch of 1400 is larger than the training set, which has 1294 samples",
+        "a batch of 1400 is larger than the training split, which has 1294 samples",
     ),
-    (["accumulation=100"], "a batch of 64 cannot be computed in 100 pieces"),
+    (["accumulation=100"], "a batch of 64 cannot be divided into 100 micro-batches"),
     (["overfit=5000"], "'overfit': expected 1 to 1294 training samples, found 5000"),
     (
         ["schedule.milestones=[3]"],
@@ -97,10 +97,10 @@ WRONG = [
     ),
     (
         ["schedule.milestones=[3, 170, 180]", "schedule.shape=step"],
-        r"epoch 170 never comes, the run has 150: write .*=\[3\]",
+        r"epoch 170 is not reached, the run has 150: write .*=\[3\]",
     ),
-    (["growth.at=[4, 2]"], "'growth.at': expected growing epochs, found 4, 2"),
-    (["growth.at=[150]"], "epoch 150 never comes, the run has 150"),
+    (["growth.at=[4, 2]"], "'growth.at': expected increasing epochs, found 4, 2"),
+    (["growth.at=[150]"], "epoch 150 is not reached, the run has 150"),
     (["growth.at=[2]", "growth.by_noise=true"], "two ways to decide"),
     (["growth.max=32"], "'growth.max': expected at least the batch, 64, found 32"),
     (["model.norm=ghost", "model.ghost=1"], "'model.ghost': expected at least 2 samples.*found 1"),
@@ -110,7 +110,8 @@ WRONG = [
     ),
     (
         ["batch=3", "model.norm=batch"],
-        "3 samples on 2 workers in 1 piece each are 1 at a time, and model.norm=batch needs 2",
+        "3 samples on 2 workers in 1 micro-batch each are 1 at a time, and model.norm=batch needs"
+        " 2",
     ),
     (
         ["batch_per_worker=1", "model.norm=ghost", "model.ghost=2"],
@@ -118,46 +119,50 @@ WRONG = [
     ),
     (
         ["batch=8", "accumulation=4", "model.norm=batch"],
-        "8 samples on 2 workers in 4 pieces each .*sync or group",
+        "8 samples on 2 workers in 4 micro-batches each .*sync or group",
     ),
     (
         ["batch=1", "model.norm=sync"],
-        "1 sample on 1 worker in 1 piece each are 1 at a time, .*norm=group",
+        "1 sample on 1 worker in 1 micro-batch each are 1 at a time, .*norm=group",
     ),
     (["overfit=3", "model.norm=batch"], "3 samples on 2 workers"),
     (["data.augment=Flp()"], "'data.augment': no operation is called 'Flp'; did you mean 'Flip'"),
     (["data.prepare=Flp()"], "'data.prepare': no operation"),
-    (["data.mix=Flip()"], "'data.mix': Flip works on single pictures"),
+    (["data.mix=Flip()"], "'data.mix': Flip works on single images"),
     (["data.validation=1437"], "'data.validation': expected 1 to 1436 of 1437 samples, found 1437"),
     (["data.validation=0"], "'data.validation': expected 1 to 1436 of 1437 samples, found 0"),
-    (["data.num_classes=9"], "the training set has 10 classes"),
-    (["data.name=digit"], "no data set is called 'digit' .*did you mean 'digits'"),
-    (["model.name=vgg16"], "expected pictures of at least 32x32 pixels, these are 8x8"),
-    (["data.augment=Resize(16)"], "small-cnn takes pictures of one size.*16x16 and 8x8"),
+    (["data.num_classes=9"], "the training split has 10 classes"),
+    (["data.name=digit"], "no dataset is called 'digit' .*did you mean 'digits'"),
+    (["model.name=vgg16"], "expected images of at least 32x32 pixels, these are 8x8"),
+    (["data.augment=Resize(16)"], "small-cnn takes images of one size.*16x16 and 8x8"),
     (["data.train=/no/such/place"], "data.train: /no/such/place: no such file or folder"),
     (
         ["data.train=x", "data.folder=y"],
-        "data.folder=.*y is where a named set lies, and data.train=.*x names",
+        "data.folder=.*y is for a named dataset, and data.train=.*x names",
     ),
 ]
 
 
-@pytest.mark.parametrize(("words", "complaint"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
-def test_what_cannot_run_is_told_before_anything_starts(words: list[str], complaint: str) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "complaint"), WRONG, ids=[" ".join(overrides) for overrides, _ in WRONG]
+)
+def test_what_cannot_run_is_reported_before_anything_starts(
+    overrides: list[str], complaint: str
+) -> None:
     with pytest.raises(UserError, match=complaint) as caught:
-        check(prepare("digits", words), num_workers=2)
+        check(prepare("digits", overrides), num_workers=2)
     assert "\n" not in str(caught.value)
 
 
 def test_what_depends_on_the_workers_is_checked_when_they_are_known() -> None:
-    words = ["batch_per_worker=16", "model.norm=ghost", "model.ghost=32"]
-    check(prepare("digits", words), num_workers=2)
+    overrides = ["batch_per_worker=16", "model.norm=ghost", "model.ghost=32"]
+    check(prepare("digits", overrides), num_workers=2)
     with pytest.raises(ConfigError, match="larger than the batch, which has 16"):
-        check(prepare("digits", words), num_workers=1)
+        check(prepare("digits", overrides), num_workers=1)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["batch=4", "model.norm=batch"],
         ["batch=2", "model.norm=sync"],
@@ -166,12 +171,12 @@ def test_what_depends_on_the_workers_is_checked_when_they_are_known() -> None:
     ],
     ids=" ".join,
 )
-def test_two_samples_at_a_time_are_enough_for_a_norm(words: list[str]) -> None:
-    check(prepare("digits", words), num_workers=2)
+def test_two_samples_at_a_time_are_enough_for_a_norm(overrides: list[str]) -> None:
+    check(prepare("digits", overrides), num_workers=2)
 
 
 @pytest.mark.parametrize(
-    ("words", "num_workers", "expected"),
+    ("overrides", "num_workers", "expected"),
     [
         (
             ["noise_scale=true"],
@@ -196,10 +201,10 @@ def test_two_samples_at_a_time_are_enough_for_a_norm(words: list[str]) -> None:
     ids=str,
 )
 def test_what_may_not_be_as_the_user_thinks(
-    words: list[str], num_workers: int, expected: str | None
+    overrides: list[str], num_workers: int, expected: str | None
 ) -> None:
     """With 1,281 samples: 20 batches of 64 and one sample."""
-    found = notes(prepare("digits", words).config.resolved(num_workers), num_workers, 1281)
+    found = notes(prepare("digits", overrides).config.resolved(num_workers), num_workers, 1281)
     assert [bool(re.search(expected, each)) for each in found] == [True] if expected else not found
 
 
@@ -207,12 +212,12 @@ def test_places_are_kept_as_they_are_meant_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [
+    overrides = [
         "data.train=here/train-*.tfrecord",
         "data.validation=7",
         "data.test=https://host/x.tar",
     ]
-    section = prepare("digits", words).config.data
+    section = prepare("digits", overrides).config.data
     assert section.train == str(tmp_path / "here" / "train-*.tfrecord")
     assert (section.validation, section.test) == (7, "https://host/x.tar")
     assert (

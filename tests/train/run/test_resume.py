@@ -1,5 +1,4 @@
-"""Runs that are killed, told to stop, or run out of time, and go on: the same bits at the end as if
-nothing had happened."""
+"""Runs that are killed, asked to stop or out of time, and resumed: the same bits at the end."""
 
 import contextlib
 import filecmp
@@ -27,9 +26,9 @@ from allstep.train.checkpoint import files as checkpoint
 from allstep.train.watch.events import Score
 from support.ranks import clean_environment, shared_memory_files, wait_until
 
-# A net with all that could differ: running statistics, dropout, a moving average, random crops,
+# A model with all that could differ: running statistics, dropout, a moving average, random crops,
 # uneven batches.
-WORDS = [
+OVERRIDES = [
     *(
         "digits",
         "epochs=6",
@@ -52,24 +51,24 @@ SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
 ENVIRONMENT = {**clean_environment(), "OMP_NUM_THREADS": "1"}
 
 
-def command(out: Path, *words: str, workers: int = 2) -> list[str]:
+def command(out: Path, *overrides: str, workers: int = 2) -> list[str]:
     return [
         sys.executable,
         "-m",
         "allstep",
         "train",
-        *WORDS,
+        *OVERRIDES,
         "--workers",
         str(workers),
         "--out",
         str(out),
-        *words,
+        *overrides,
     ]
 
 
-def complete(out: Path, *words: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
+def complete(out: Path, *overrides: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(out, *words, workers=workers),
+        command(out, *overrides, workers=workers),
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -78,11 +77,11 @@ def complete(out: Path, *words: str, workers: int = 2) -> subprocess.CompletedPr
 
 
 @contextmanager
-def started(out: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A run under way, whose remains are cleared away."""
+def started(out: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a run, and remove what is left of it afterwards."""
     with (out.parent / "output").open("a") as output:
         run = subprocess.Popen(
-            command(out, *words),
+            command(out, *overrides),
             env=ENVIRONMENT,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -113,7 +112,7 @@ def kill_all(run: subprocess.Popen[str]) -> None:
 
 
 def wait_for_samples(run: subprocess.Popen[str], out: Path, samples: int) -> None:
-    """Until the run has logged that many, or has ended."""
+    """Wait until the run has logged that many samples, or has ended."""
     log = out / "run.jsonl"
     while run.poll() is None:
         if log.exists() and any(line.get("samples", 0) >= samples for line in runlog.lines(log)):
@@ -141,7 +140,7 @@ TOTAL = 6 * 1337
 
 @pytest.fixture(scope="module")
 def undisturbed(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbs."""
+    """Return the folder of a run that is not interrupted."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     done = complete(out)
     assert done.returncode == 0, done.stderr
@@ -154,10 +153,10 @@ one."""
 
 
 def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
-    """Kill rank 0 while it writes a checkpoint; False when the run has ended before.
+    """Kill rank 0 while it writes a checkpoint. Return False if the run ended before.
 
-    A write takes milliseconds. So the writer is stopped as soon as there is a half-written
-    checkpoint, and continued if the write was over by then.
+    A write takes milliseconds. So the writer is suspended as soon as a partial checkpoint exists,
+    and resumed if the write was complete by then.
     """
     folder = out / "checkpoints"
     while run.poll() is None:
@@ -169,7 +168,7 @@ def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
                 writer = psutil.Process(int(name.split(".")[2].partition("-")[0]))
                 writer.suspend()
                 wait_until(
-                    lambda: writer.status() == psutil.STATUS_STOPPED,  # noqa: B023
+                    lambda writer=writer: writer.status() == psutil.STATUS_STOPPED,
                     what="a stopped writer",
                 )
                 if (folder / name).is_dir():
@@ -184,11 +183,11 @@ def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
 @pytest.mark.soak(3)
 @pytest.mark.timeout(1500 if SOAK else 300)
 def test_killed_five_times(undisturbed: Path, tmp_path: Path) -> None:
-    """With -9, at random samples: the launcher and all workers, or one worker, whose loss ends the
-    others.
+    """With SIGKILL, at random samples: the launcher and all workers, or one worker, whose loss ends
+    the others.
 
-    Some fall inside the write of a checkpoint. The run ends with the same bits; nothing is left
-    over.
+    Some of the kills are within the write of a checkpoint. The run ends with the same bits, and no
+    partial files remain.
     """
     out, draw = tmp_path / "run", random.Random(time.time_ns() if SOAK else 0)
     positions = sorted(draw.sample(range(100, TOTAL - 1000), KILLS))
@@ -216,8 +215,8 @@ def test_killed_five_times(undisturbed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Path) -> None:
-    """Five of them, none older than the last good one: each is named, and the run continues from
-    that."""
+    """Five damaged checkpoints, none older than the last good one: each is named, and the run
+    resumes from the good one."""
     out = tmp_path / "run"
     shutil.copytree(undisturbed, out)
     log = out / "run.jsonl"
@@ -230,7 +229,7 @@ def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Pat
     (folder / f"{TOTAL + 1:012}" / "manifest.json").write_text("[" * 100_000)
     (folder / f"{TOTAL + 2:012}" / "state.json").unlink()
     os.mkfifo(folder / f"{TOTAL + 2:012}" / "state.json")
-    # The third has the right checksums, and a standing of another number of samples than its name.
+    # The third has the right checksums, and progress of another number of samples than its name.
     (folder / "²").mkdir()
     (last / "manifest.json").write_text('{"format": 1, "files": []}')
     done = complete(out, "--resume", "auto")
@@ -238,18 +237,18 @@ def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Pat
     assert "Traceback" not in done.stderr
     named = [line for line in done.stderr.splitlines() if "allstep: not used: " in line]
     assert len(named) == 5, done.stderr
-    for words in (
+    for expected in (
         "nested more than 50 levels",
         "is not a regular file",
         f"expected {TOTAL + 3}",
         "²",
         "is not a manifest",
     ):
-        assert any(words in line for line in named), (words, named)
+        assert any(expected in line for line in named), (expected, named)
     assert_same_end(out, undisturbed)
 
 
-def test_told_to_stop_it_saves_and_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+def test_asked_to_stop_it_saves_and_resumes(undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     for number in (signal.SIGTERM, signal.SIGUSR1):
         with started(out, "--resume", "auto") as run:
@@ -274,19 +273,21 @@ def test_told_to_stop_it_saves_and_goes_on(undisturbed: Path, tmp_path: Path) ->
     assert "this run has ended" in again.stdout + again.stderr
 
 
-def train_until_told(out: Path, evaluation: int) -> str:
-    """Trains, or goes on; rank 1 hears SIGTERM within that evaluation of this process, counted from
-    1. How it ended."""
+def train_until_stopped(out: Path, evaluation: int) -> str:
+    """Train or resume a run; rank 1 gets SIGTERM within that evaluation, counted from 1.
+
+    Return how the run ended.
+    """
     world = comm.init()
     begun, original = itertools.count(1), run_module.evaluate
 
-    def told(*args: Any, **options: Any) -> Score:
+    def with_signal(*args: Any, **options: Any) -> Score:
         if next(begun) == evaluation and world.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(*args, **options)
 
-    run_module.evaluate = told
-    words = [
+    run_module.evaluate = with_signal
+    overrides = [
         "epochs=2",
         "data.validation=50",
         "model.norm=batch",
@@ -294,7 +295,7 @@ def train_until_told(out: Path, evaluation: int) -> str:
         "save.seconds=null",
     ]
     snapshot = checkpoint.newest(out / "checkpoints").snapshot
-    result = run_module.train(read_config("digits", words), world, out, snapshot=snapshot)
+    result = run_module.train(read_config("digits", overrides), world, out, snapshot=snapshot)
     return (
         result.why
         if isinstance(result, run_module.Paused)
@@ -305,14 +306,14 @@ def train_until_told(out: Path, evaluation: int) -> str:
 @pytest.mark.parametrize(
     "evaluation", [1, 2, 3]
 )  # validation, validation after the last step, test
-def test_told_to_stop_within_an_evaluation(ranks: Any, tmp_path: Path, evaluation: int) -> None:
-    """It does not wait for the end of it, saves, and makes up for it when it goes on."""
-    (whole, _) = ranks(2, train_until_told, tmp_path / "whole", 0)
+def test_asked_to_stop_within_an_evaluation(ranks: Any, tmp_path: Path, evaluation: int) -> None:
+    """The run saves before the end of the evaluation, which the resumed run repeats."""
+    (whole, _) = ranks(2, train_until_stopped, tmp_path / "whole", 0)
     out = tmp_path / "cut"
-    assert ranks(2, train_until_told, out, evaluation) == ["SIGTERM"] * 2
+    assert ranks(2, train_until_stopped, out, evaluation) == ["SIGTERM"] * 2
     state = checkpoint.newest(out / "checkpoints").snapshot.state["standing"]
     assert (state["owes"] is None) == (evaluation == 3)
-    assert ranks(2, train_until_told, out, 0)[0] == whole
+    assert ranks(2, train_until_stopped, out, 0)[0] == whole
     for name in ("weights.safetensors", "optimizer.safetensors", "state.json"):
         ours, theirs = (final_checkpoint(tmp_path / each) / name for each in ("cut", "whole"))
         assert ours.read_bytes() == theirs.read_bytes(), name

@@ -1,5 +1,4 @@
-"""Whole runs on the digits: one worker and several do the same; what they tell is right; bad input
-ends all alike."""
+"""Complete runs on the digits: same result for any number of workers, events, bad input."""
 
 import json
 from pathlib import Path
@@ -29,9 +28,9 @@ from support.array_sources import Arrays
 SHORT = ["precision=float32", "epochs=2", "data.validation=50", "log_every=7"]
 
 
-def short_run(words: list[str]) -> tuple[Result, list[tuple[int, list[int]]], list[int], Path]:
-    """A run, and what this rank saw of it: position and samples of each training batch, samples of
-    the test."""
+def short_run(overrides: list[str]) -> tuple[Result, list[tuple[int, list[int]]], list[int], Path]:
+    """Train a run. Return what this rank saw of it: position and samples of each training batch,
+    samples of the test."""
     world = allstep.init()
     steps: list[tuple[int, list[int]]] = []
     test: list[int] = []
@@ -49,7 +48,7 @@ def short_run(words: list[str]) -> tuple[Result, list[tuple[int, list[int]]], li
     Loader.batches = spy  # type: ignore[method-assign]
     out = Path.cwd() / "out"
     callbacks = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
-    result = train(read_config("digits", [*SHORT, *words]), world, out, callbacks)
+    result = train(read_config("digits", [*SHORT, *overrides]), world, out, callbacks)
     return result, steps, test, out
 
 
@@ -60,10 +59,10 @@ def merged(by_rank: list[list[tuple[int, list[int]]]]) -> list[tuple[int, list[i
     ]
 
 
-@pytest.mark.parametrize("words", [[], ["batch=50", "accumulation=3"]])
-def test_two_workers_do_what_one_does(ranks: Any, words: list[str]) -> None:
-    ((alone, alone_steps, alone_test, _),) = ranks(1, short_run, words)
-    both = ranks(2, short_run, words)
+@pytest.mark.parametrize("overrides", [[], ["batch=50", "accumulation=3"]])
+def test_two_workers_do_what_one_does(ranks: Any, overrides: list[str]) -> None:
+    ((alone, alone_steps, alone_test, _),) = ranks(1, short_run, overrides)
+    both = ranks(2, short_run, overrides)
     assert merged([steps for _, steps, _, _ in both]) == alone_steps
     for result, _, _, _ in both:
         assert result.test.accuracy == pytest.approx(alone.test.accuracy, abs=0.006)
@@ -91,7 +90,7 @@ def test_the_same_seed_gives_the_same_bits(ranks: Any) -> None:
     assert other.test.loss != first.test.loss
 
 
-def test_the_record_says_what_happened(ranks: Any) -> None:
+def test_the_record_has_what_happened(ranks: Any) -> None:
     (result, steps, _, out), _ = ranks(2, short_run, [])
     record = runlog.read(out / "run.jsonl")
     assert record.start["world"]["size"] == 2
@@ -111,7 +110,7 @@ def test_the_record_says_what_happened(ranks: Any) -> None:
 
 
 class Damaged(Arrays):
-    """Some of the samples of each part cannot be read."""
+    """A source in which some samples of each split cannot be read."""
 
     def __init__(self, images: Any, labels: Any, **_: Any) -> None:
         super().__init__(images, labels, bad=DAMAGED)
@@ -121,17 +120,17 @@ class Damaged(Arrays):
 DAMAGED = (3, 70, 71, 200, 350)
 
 
-def run_on_damaged_data(words: list[str]) -> Result:
+def run_on_damaged_data(overrides: list[str]) -> Result:
     world = allstep.init()
     data.ArraySource = Damaged  # type: ignore[misc, assignment]
     out = Path.cwd() / "out"
     callbacks = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
-    return train(read_config("digits", [*SHORT, *words]), world, out, callbacks)
+    return train(read_config("digits", [*SHORT, *overrides]), world, out, callbacks)
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_bad_samples_are_skipped_listed_and_counted_over_all_ranks(ranks: Any, size: int) -> None:
-    """Each is bad in the training set, which two parts share, and in the test set."""
+    """Each is bad in the training data, which two splits share, and in the test data."""
     result = ranks(size, run_on_damaged_data, [])[0]
     assert result.test.count == 360 - len(DAMAGED)
     lists = {
@@ -157,9 +156,9 @@ def test_bad_samples_are_skipped_listed_and_counted_over_all_ranks(ranks: Any, s
     assert record.end["num_bad"] == result.num_bad
 
 
-@pytest.mark.parametrize("word", ["data.strict=true", "data.budget=0"])
-def test_strict_and_budget_end_the_run(ranks: Any, word: str) -> None:
-    outcomes = ranks.outcomes(2, run_on_damaged_data, [word])
+@pytest.mark.parametrize("override", ["data.strict=true", "data.budget=0"])
+def test_strict_and_budget_end_the_run(ranks: Any, override: str) -> None:
+    outcomes = ranks.outcomes(2, run_on_damaged_data, [override])
     assert all(outcome.exit_code != 0 for outcome in outcomes)
     assert any("made to be bad" in outcome.output for outcome in outcomes)
 
@@ -195,7 +194,7 @@ def break_a_norm() -> None:
     )
     run = _Run(job, Callbacks([]), Stopping(None))
     norm = next(
-        module for module in job.trainer.net.modules() if isinstance(module, torch.nn.BatchNorm2d)
+        module for module in job.trainer.model.modules() if isinstance(module, torch.nn.BatchNorm2d)
     )
     norm.running_var[1] = torch.inf  # the loss in training does not see it
     run._evaluate()
@@ -205,7 +204,7 @@ def test_a_norm_that_is_not_finite_ends_the_run_before_its_evaluation(ranks: Any
     outcomes = ranks.outcomes(2, break_a_norm)
     assert [outcome.exit_code for outcome in outcomes] == [1, 1]
     assert "running_var is not finite after step 0" in outcomes[0].output
-    assert "what to try, the likeliest first" in outcomes[0].output
+    assert "what to try, most promising first" in outcomes[0].output
 
 
 def evaluate_share(n: int) -> tuple[float, float, int]:

@@ -1,4 +1,4 @@
-"""Evaluation against slow numpy, on one rank and on several; wrong labels end all ranks alike."""
+"""Evaluation compared with slow numpy, on one rank and on several; wrong labels end all ranks."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from support.array_sources import Arrays
 
 
 def slow_score(logits: Any, labels: Any) -> Score:
-    """Sample by sample, in float64."""
+    """Return the score, computed sample by sample in float64."""
     loss, correct, top5 = 0.0, 0, 0
     for row, label in zip(logits.astype(np.float64), labels, strict=True):
         loss += np.log(np.exp(row - row.max()).sum()) + row.max() - row[label]
@@ -31,7 +31,7 @@ def samples(n: int, classes: int) -> tuple[Any, Any]:
     return rng.standard_normal((n, 1, 4, 6), np.float32), rng.integers(0, classes, n)
 
 
-def made_net(classes: int) -> nn.Module:
+def made_model(classes: int) -> nn.Module:
     torch.manual_seed(classes)
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(24, classes))
 
@@ -39,11 +39,11 @@ def made_net(classes: int) -> nn.Module:
 def score_of(n: int, classes: int, mirror: bool) -> tuple[Score, bool]:
     world = allstep.init()
     images, labels = samples(n, classes)
-    net = made_net(classes)
-    net[1].eval()  # type: ignore[index]  # a frozen part
+    model = made_model(classes)
+    model[1].eval()  # type: ignore[index]  # a frozen part
     loader = Loader(Arrays(images, labels), batch=4, world=world, seed=None)
-    score = evaluate(net, loader, lambda data: data, Classification(classes), mirror=mirror)
-    return score, (net.training, net[1].training, net[2].training) == (True, False, True)  # type: ignore[index]
+    score = evaluate(model, loader, lambda data: data, Classification(classes), flip=mirror)
+    return score, (model.training, model[1].training, model[2].training) == (True, False, True)  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_every_sample_counts_once(
     ranks: Any, num_ranks: int, n: int, classes: int, mirror: bool
 ) -> None:
     images, labels = samples(n, classes)
-    weight, bias = (p.detach().numpy() for p in made_net(classes).parameters())
+    weight, bias = (p.detach().numpy() for p in made_model(classes).parameters())
     logits = images.reshape(n, -1) @ weight.T + bias
     if mirror:
         logits = (logits + images[..., ::-1].reshape(n, -1) @ weight.T + bias) / 2
@@ -73,7 +73,7 @@ def meet_a_wrong_label(label: int) -> None:
     labels[7] = label
     loader = Loader(Arrays(images, labels), batch=4, world=world, seed=None)
     try:
-        evaluate(made_net(3), loader, lambda data: data, Classification(3))
+        evaluate(made_model(3), loader, lambda data: data, Classification(3))
     except allstep.UserError as error:
         print(error)
         raise SystemExit(error.exit_code) from None
@@ -83,7 +83,7 @@ def test_a_label_that_is_no_class_ends_all_ranks(ranks: Any) -> None:
     outcomes = ranks.outcomes(3, meet_a_wrong_label, 3)
     assert [outcome.exit_code for outcome in outcomes] == [2, 2, 2]
     assert (
-        "sample 7 (memory at byte 7): its label is 3, the net's classes are 0 to 2"
+        "sample 7 (memory at byte 7): its label is 3, the model's classes are 0 to 2"
         in outcomes[0].output
     )
 
@@ -118,6 +118,6 @@ def test_a_tally_adds_and_travels() -> None:
 
 
 def test_logits_have_at_least_32_bits() -> None:
-    net = nn.Linear(4, 2)
+    model = nn.Linear(4, 2)
     for dtype, expected in [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]:
-        assert outputs(net.to(dtype), torch.zeros(1, 4, dtype=dtype)).dtype == expected
+        assert outputs(model.to(dtype), torch.zeros(1, 4, dtype=dtype)).dtype == expected

@@ -1,5 +1,4 @@
-"""What is written to mistakes/: against slow numpy, on one rank and on three, and as the report
-reads it."""
+"""The files in mistakes/, compared with slow numpy, on one and three ranks, and the report."""
 
 import base64
 import errno
@@ -30,7 +29,7 @@ NAMES = ("ankle boot", "bag", "coat", "dress", "5 é")
 
 
 def samples(n: int, channels: int) -> tuple[Any, Any, Any]:
-    """Pictures that say in their first pixels which sample they are, labels, and what a net says."""
+    """Return images whose first pixels encode the sample number, labels, and logits of a model."""
     rng = np.random.default_rng(n)
     images = rng.integers(0, 256, (n, 6, 5, channels), np.uint8)
     images[:, 0, 0, 0] = np.arange(n)
@@ -56,15 +55,15 @@ def slow_reference(
     return counts, sorted(wrong, key=lambda mistake: -mistake[3])[:keep]
 
 
-class Said(torch.nn.Module):
-    """Says what it was told to say of the sample whose number is in the first pixel."""
+class FixedLogits(torch.nn.Module):
+    """A model with given logits for the sample whose number is in the first pixel."""
 
     def __init__(self, logits: Any) -> None:
         super().__init__()
         self.logits = torch.from_numpy(logits)
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        return self.logits[pictures[:, 0, 0, 0].long()]
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.logits[images[:, 0, 0, 0].long()]
 
 
 def evaluate_and_write(n: int, channels: int, keep: int, folder: Path) -> str | None:
@@ -73,7 +72,7 @@ def evaluate_and_write(n: int, channels: int, keep: int, folder: Path) -> str | 
     loader = Loader(ArraySource(images, labels), Transform(), batch=15, world=world, seed=None)
     mistakes = Mistakes(NAMES, keep)
     evaluate(
-        Said(logits),
+        FixedLogits(logits),
         loader,
         lambda data: data.float(),
         Classification(logits.shape[1]),
@@ -119,14 +118,14 @@ def test_the_report_reads_the_worst_of_all_ranks(
     levels=st.integers(1, 4),
 )
 def test_batches_do_not_matter(order: list[int], cuts: set[int], keep: int, levels: int) -> None:
-    """In whatever batches and order samples come, also with many equal probabilities: the worst are
-    the same, and all are counted."""
+    """With any batches and order, and many equal probabilities, the worst mistakes are the same and
+    all are counted."""
     rng = np.random.default_rng(levels)
     logits = torch.from_numpy(rng.integers(0, levels, (12, 3)).astype(np.float32))
-    target, pictures = torch.from_numpy(rng.integers(0, 3, 12)), torch.zeros(12, 2, 2)
+    target, images = torch.from_numpy(rng.integers(0, 3, 12)), torch.zeros(12, 2, 2)
     mistakes = Mistakes((), keep)
     for rows in np.split(np.array(order), sorted(cuts)):
-        mistakes.add(pictures[rows], rows, logits[rows], target[rows])
+        mistakes.add(images[rows], rows, logits[rows], target[rows])
     shares, taken = logits.softmax(1).max(1)
     wrong = sorted((-shares[row].item(), row) for row in range(12) if taken[row] != target[row])
     assert [mistake.order for mistake in mistakes.worst] == wrong[:keep]
@@ -152,7 +151,7 @@ def collected(numbers: range, wrong: bool = True, classes: int = 3) -> Mistakes:
 
 @pytest.fixture
 def alone() -> Iterator[World]:
-    """A group of one in this process."""
+    """Create a process group of one rank in this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield World.alone()
     dist.destroy_process_group()
@@ -174,8 +173,8 @@ def test_old_ones_are_replaced(alone: World, tmp_path: Path) -> None:
 
 
 def test_equally_bad_ones_are_chosen_by_number(alone: World, tmp_path: Path) -> None:
-    """A sure net gives probability 1 to many wrong classes; which are shown must not hang on the
-    batches."""
+    """A confident model gives probability 1 to many wrong classes; the choice must not depend on
+    the batches."""
     mistakes = Mistakes(NAMES[:3], keep=4)
     logits, target = torch.tensor([[90.0, 0, 0]] * 6), torch.ones(6, dtype=torch.int64)
     for numbers in ([9, 8, 11, 7, 6, 10], [5, 3, 2, 1, 4, 0]):
@@ -209,7 +208,7 @@ def test_classes_without_a_name_get_their_number(alone: World, tmp_path: Path) -
     assert (listed(tmp_path)[0]["label"], listed(tmp_path)[0]["predicted"]) == ("2", "1")
 
 
-def test_samples_that_are_no_pictures_are_only_counted(alone: World, tmp_path: Path) -> None:
+def test_samples_that_are_no_images_are_only_counted(alone: World, tmp_path: Path) -> None:
     mistakes = Mistakes(NAMES[:3])
     mistakes.add(
         torch.zeros(2, 7),
@@ -222,7 +221,7 @@ def test_samples_that_are_no_pictures_are_only_counted(alone: World, tmp_path: P
     assert listed(tmp_path) == [] and confusion is not None and confusion.total == 2
 
 
-def test_a_full_disk_is_told_and_ends_nothing(
+def test_a_full_disk_is_reported_and_ends_nothing(
     alone: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> int:
@@ -233,7 +232,7 @@ def test_a_full_disk_is_told_and_ends_nothing(
 
 
 @pytest.mark.parametrize("shape", [(224, 224, 3), (300, 500, 1)])
-def test_a_large_picture_is_made_smaller(shape: tuple[int, ...]) -> None:
+def test_a_large_image_is_made_smaller(shape: tuple[int, ...]) -> None:
     noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     small = Image.open(io.BytesIO(to_png(noise)))
     assert len(to_png(noise)) <= 40_000

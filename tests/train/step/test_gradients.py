@@ -1,4 +1,4 @@
-"""Gradients: the shares of N workers give what one worker's whole batch gives."""
+"""Gradients: the shares of N workers give the gradient of one worker's whole batch."""
 
 from typing import Any
 
@@ -22,14 +22,14 @@ LABELS = RANDOM.integers(0, 10, 40)
 TASK = Classification(10)
 
 
-def net(seed: int = 0) -> SmallCnn:
+def small_cnn(seed: int = 0) -> SmallCnn:
     torch.manual_seed(seed)
     return SmallCnn(10, (1, 8, 8), widths=(4, 8), hidden=16)
 
 
 def oracle(count: int) -> list[torch.Tensor]:
-    """The gradient of the mean loss over the first batch, by torch alone."""
-    model = net()
+    """Return the gradient of the mean loss over the first batch, by torch alone."""
+    model = small_cnn()
     batch = next(Loader(Arrays(IMAGES, LABELS), batch=count, seed=1).batches())
     functional.cross_entropy(model(batch.data), batch.target).backward()
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -43,20 +43,20 @@ def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Tra
         backward_passes_per_step=accumulation,
     )
     return Trainer(
-        net=model,
+        model=model,
         task=TASK,
         optimizer=optimizer,
-        rate=lambda seen: rate,
+        lr=lambda seen: rate,
         to_input=lambda x: x,
         precision=Precision("float32", torch.device("cpu")),
-        pieces=accumulation,
+        num_micro_batches=accumulation,
         size=hvd.size(),
     )
 
 
 def shared_gradient(count: int, accumulation: int = 1) -> list[np.ndarray]:
     world = allstep.init()
-    model = net().to(memory_format=torch.channels_last)
+    model = small_cnn().to(memory_format=torch.channels_last)
     trainer = trainer_of(model, accumulation=accumulation)
     batch = next(Loader(Arrays(IMAGES, LABELS), batch=count, seed=1, world=world).batches())
     for _ in range(2):  # the second time checks that the first left nothing behind
@@ -91,18 +91,18 @@ def test_accumulation_changes_nothing(ranks: Any) -> None:
 
 def one_step() -> dict[str, float]:
     allstep.init()
-    model = net()
+    model = small_cnn()
     trainer = trainer_of(model, 0.25)
     clock = Clock()
     step(trainer, next(Loader(Arrays(IMAGES, LABELS), batch=40, seed=1).batches()), 40, clock)
     for ours, before, gradient in zip(
-        model.parameters(), net().parameters(), oracle(40), strict=True
+        model.parameters(), small_cnn().parameters(), oracle(40), strict=True
     ):
         torch.testing.assert_close(ours, before - 0.25 * gradient)
     return clock.seconds
 
 
-def test_a_step_follows_the_gradient_at_the_scheduled_rate_and_says_where_its_time_went(
+def test_a_step_follows_the_gradient_at_the_scheduled_rate_and_measures_its_time(
     ranks: Any,
 ) -> None:
     (seconds,) = ranks(1, one_step)

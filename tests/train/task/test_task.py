@@ -1,5 +1,4 @@
-"""The seam of tasks: training and evaluation ask the task, and another one than classification
-works."""
+"""The task interface: training and evaluation work with a task besides classification."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from allstep.data import Batch, Loader
 from allstep.errors import DataError
 from allstep.train import read_config
 from allstep.train.precision.precision import Precision
+from allstep.train.run.progress import RunProgress
 from allstep.train.run.setup import make_job
-from allstep.train.run.state import Standing
 from allstep.train.score.evaluate import evaluate
 from allstep.train.step import build
 from allstep.train.step.after_step import AfterStep, StepReport
@@ -36,7 +35,7 @@ TARGETS = INPUTS.reshape(30, 6) @ np.arange(1.0, 7.0)
 
 @dataclass
 class ErrorTally:
-    """Squared errors, and the sum of the absolute ones in place of an accuracy."""
+    """Sums of squared errors, and of absolute errors in place of an accuracy."""
 
     loss: float = 0.0
     absolute: float = 0.0
@@ -65,7 +64,7 @@ class ErrorTally:
 
 @dataclass(frozen=True)
 class Regression:
-    """One number for each sample."""
+    """The task of predicting one number for each sample."""
 
     input: Literal["images"] = "images"
     metrics: tuple[Metric, ...] = (Metric("loss", higher_is_better=False),)
@@ -89,22 +88,22 @@ def learn(updates: int = 60) -> tuple[Score, Score, list[float]]:
     world = allstep.init()
     task: Task = Regression()
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(6, 1)).double()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1)).double()
     trainer = Trainer(
-        net=net,
+        model=model,
         task=task,
         optimizer=build.distribute(
-            net, torch.optim.SGD(net.parameters(), 0.1), world, 1, share=False
+            model, torch.optim.SGD(model.parameters(), 0.1), world, 1, share=False
         ),
-        rate=lambda seen: 0.1,
+        lr=lambda seen: 0.1,
         to_input=lambda data: data,
         precision=Precision("float64", torch.device("cpu")),
         rank=world.rank,
         size=world.size,
     )
     loader = Loader(Arrays(INPUTS, TARGETS), batch=7, world=world, seed=1)
-    after = AfterStep(RunningStatistics(net), world)
-    before = evaluate(net, loader, trainer.to_input, task)
+    after = AfterStep(RunningStatistics(model), world)
+    before = evaluate(model, loader, trainer.to_input, task)
     seen = task.tally()
     for number, batch in enumerate(loader.batches(0, 30 * updates)):
         if number == updates:
@@ -115,8 +114,8 @@ def learn(updates: int = 60) -> tuple[Score, Score, list[float]]:
             + after.exchange(StepReport(step(trainer, batch, size, Clock()), batch.weight)).tally
         )
     assert seen.count > 0
-    weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
-    return before, evaluate(net, loader, trainer.to_input, task), weights.tolist()
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return before, evaluate(model, loader, trainer.to_input, task), weights.tolist()
 
 
 def test_a_regression_learns_the_same_with_any_number_of_workers(ranks: Ranks) -> None:
@@ -140,15 +139,15 @@ def test_a_metric_knows_its_direction(higher: bool) -> None:
 
 
 def test_the_best_is_the_tasks_best() -> None:
-    standing = Standing(samples=10, batch=5, since=ErrorTally(1.0, 2.0, 3.0))
+    progress = RunProgress(samples=10, batch=5, since=ErrorTally(1.0, 2.0, 3.0))
     metric = Regression().metrics[0]
-    assert [standing.note(Score(loss, 0.0, 10), metric) for loss in (3.0, 1.0, 2.0)] == [
+    assert [progress.note(Score(loss, 0.0, 10), metric) for loss in (3.0, 1.0, 2.0)] == [
         True,
         True,
         False,
     ]
-    assert (standing.best, standing.worse, standing.since) == (Score(1.0, 0.0, 10), 1, ErrorTally())
-    assert Standing.from_plain(standing.to_plain(), Regression()) == standing
+    assert (progress.best, progress.worse, progress.since) == (Score(1.0, 0.0, 10), 1, ErrorTally())
+    assert RunProgress.from_plain(progress.to_plain(), Regression()) == progress
 
 
 def test_runs_are_classifications(tmp_path: Path, ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""What the terminal shows."""
+"""The text that `Display` writes to a terminal or a file."""
 
 import contextlib
 import io
@@ -17,9 +17,9 @@ from allstep.train.watch.events import Evaluated, Opening, Result, Score, Traini
 from allstep.train.watch.terminal import (
     Display,
     banner,
-    batch_sum,
+    batch_line,
     final_figures,
-    rate_line,
+    lr_line,
     warnings,
 )
 from support.callback_events import CONFIG, opening, progress
@@ -29,14 +29,14 @@ RESULT = Result(SCORE, SCORE, 1234.5, 2.0, 5.0, Path("/out"), 2000)
 
 
 def show(
-    tell: Callable[[Display], Any], terminal: bool = False, begin: Opening | None = None
+    send: Callable[[Display], Any], terminal: bool = False, begin: Opening | None = None
 ) -> str:
-    """What a display that is told things writes after its banner."""
+    """Return what a display writes for some events after its banner."""
     stream = io.StringIO()
     shown = Display(Console(file=stream, force_terminal=terminal, width=140, highlight=False))
     shown.start(begin or opening())
     banner_ends = 0 if terminal else len(stream.getvalue())
-    tell(shown)
+    send(shown)
     shown.close()
     return stream.getvalue()[banner_ends:]
 
@@ -56,13 +56,13 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
         "epoch 1/2  loss 0.500  accuracy 91.2%  validation 91.2%       640 images/s  2.0 s",
         "saved after 1,000 samples",
         "note: the batch grows from 64 to 128 [bold]",
-        "  test accuracy         91.23% of 360 pictures",
+        "  test accuracy         91.23% of 360 images",
         "  images/s              1,234",
         "  seconds per epoch     2.0",
         "  validation accuracy   91.23%",
         "  weights tested        the last ones",
         "  test loss             0.5000",
-        "  seconds in all        5.0",
+        "  total seconds         5.0",
         "look at it: allstep report /out",
     ]
 
@@ -75,7 +75,7 @@ def test_a_bar_on_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("event", "text"),
     [
         (
             Evaluated(1, 1000, SCORE, SCORE, 2.0, is_best=True),
@@ -89,8 +89,8 @@ def test_a_bar_on_a_terminal() -> None:
         (Evaluated(1, 1000, Score(0.0, 0.0, 0), SCORE, 0.0), "0 images/s  0.0 s"),
     ],
 )
-def test_the_line_of_an_evaluation(told: Evaluated, words: str) -> None:
-    assert words in show(lambda shown: shown.evaluated(told))
+def test_the_line_of_an_evaluation(event: Evaluated, text: str) -> None:
+    assert text in show(lambda shown: shown.evaluated(event))
 
 
 def test_top_5_where_there_are_many_classes() -> None:
@@ -107,14 +107,14 @@ def test_a_bar_is_replaced_by_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -
     now = 1000.0
     monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: now))
 
-    def tell(shown: Display) -> None:
+    def send(shown: Display) -> None:
         nonlocal now
         for seconds in (1, 30, 59, 61, 62, 120, 122):
             now = 1000.0 + seconds
             shown.progress(progress(seconds))
             shown.saved(seconds, Path("/out"))
 
-    assert [line.split("  loss")[0] for line in show(tell).splitlines()] == [
+    assert [line.split("  loss")[0] for line in show(send).splitlines()] == [
         "saved after 1 samples",
         "epoch 1/2  61 samples",
         "saved after 61 samples",
@@ -123,7 +123,7 @@ def test_a_bar_is_replaced_by_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_the_banner_says_what_runs_where() -> None:
+def test_the_banner_shows_what_runs_where() -> None:
     lines = banner(opening(share_weights=True))
     assert [name for name, _ in lines[:2]] == ["recipe", "changed"]
     assert lines[2:] == [
@@ -131,24 +131,24 @@ def test_the_banner_says_what_runs_where() -> None:
         ("workers", "2, 1 thread each"),
         ("device", "CPU"),
         ("data", "8x8 digits: 1,000 train, 143 validation, 360 test, from /d"),
-        ("net", "1,000 parameters, 1.0 MFLOP per picture"),
+        ("model", "1,000 parameters, 1.0 MFLOP per image"),
         ("execution", "plain"),
         ("weights", "one copy on each host"),
         ("batch", "32 per worker x 2 workers = 64"),
-        ("rate", "0.05 at batch 64 -> 0.05 at batch 64 (scaling: linear)"),
+        ("lr", "0.05 at batch 64 -> 0.05 at batch 64 (scaling: linear)"),
         ("schedule", "2 epochs: warm-up of 0.1, then cosine"),
         ("run folder", "/out"),
     ]
 
 
-def test_the_banner_says_what_is_special() -> None:
+def test_the_banner_shows_what_is_special() -> None:
     lines = dict(banner(opening(num_workers=1, position=12345, precision="bfloat16")))
     assert lines["precision"] == "bfloat16"
-    assert lines["goes on"] == "after 12,345 samples"
+    assert lines["resumes"] == "after 12,345 samples"
     assert "weights" not in lines
 
 
-def test_the_banner_says_which_precision_was_chosen_and_why() -> None:
+def test_the_banner_shows_which_precision_was_chosen_and_why() -> None:
     lines = dict(
         banner(opening(precision="float32", precision_why="this CPU has no bfloat16 arithmetic"))
     )
@@ -163,14 +163,14 @@ def test_notes_and_warnings_follow_the_banner() -> None:
     Display(Console(file=stream, width=140, highlight=False)).start(begin)
     assert stream.getvalue().splitlines()[-2:] == [
         (
-            "warning: the rate 0.05 belongs to batch 64, the batch is 128 and optimizer.scaling is"
+            "warning: optimizer.lr=0.05 is for batch 64, the batch is 128 and optimizer.scaling is"
             " none"
         ),
         "note: compiling [x] costs more than it saves",
     ]
 
 
-def test_the_table_says_how_it_ended() -> None:
+def test_the_table_shows_how_it_ended() -> None:
     best = Result(
         SCORE,
         SCORE,
@@ -181,14 +181,14 @@ def test_the_table_says_how_it_ended() -> None:
         900,
         Score(0.4, 0.95, 143),
         "best",
-        "patience is over",
+        "no better score in 3 evaluations",
         num_bad=7,
     )
     lines = dict(final_figures(best))
     assert next(iter(lines)) == "test accuracy"
     assert lines["best validation"] == "95.00%"
     assert lines["weights tested"] == "the best ones"
-    assert lines["ended early"] == "patience is over"
+    assert lines["ended early"] == "no better score in 3 evaluations"
     assert lines["bad samples"] == "7 skipped"
     assert "look at it: allstep report '/a b'" in show(lambda shown: shown.end(best))
     assert "training accuracy" not in lines
@@ -200,18 +200,18 @@ def test_the_table_says_how_it_ended() -> None:
 
 
 def test_the_sum_of_the_batch() -> None:
-    assert batch_sum(CONFIG, 3) == "21 or 22 per worker x 3 workers = 64"
+    assert batch_line(CONFIG, 3) == "21 or 22 per worker x 3 workers = 64"
     assert (
-        batch_sum(CONFIG.model_copy(update={"accumulation": 4}), 2)
+        batch_line(CONFIG.model_copy(update={"accumulation": 4}), 2)
         == "8 per worker x 2 workers x 4 accumulated = 64"
     )
     per_worker = RunConfig(batch_per_worker=10).resolved(1)
-    assert batch_sum(per_worker, 1) == "10 per worker x 1 worker = 10"
+    assert batch_line(per_worker, 1) == "10 per worker x 1 worker = 10"
 
 
 def test_the_rate_and_the_warning() -> None:
     scaled = CONFIG.model_copy(update={"batch": 128})
-    assert rate_line(scaled, 0.1) == "0.05 at batch 64 -> 0.1 at batch 128 (scaling: linear)"
+    assert lr_line(scaled, 0.1) == "0.05 at batch 64 -> 0.1 at batch 128 (scaling: linear)"
     assert warnings(scaled) == []
     unscaled = CONFIG.model_copy(
         update={"optimizer": CONFIG.optimizer.model_copy(update={"scaling": "none"})}
@@ -221,10 +221,10 @@ def test_the_rate_and_the_warning() -> None:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_names_are_shown_and_not_obeyed(terminal: bool) -> None:
-    """In the banner, in notes and in the final table."""
+    """Control characters are escaped in the banner, in notes and in the final table."""
     hostile, harmless = "e\x1b]0;t\x07\r\n\u202e[red]", r"e\x1b]0;t\x07\r\n\u202e[red]"
 
-    def told(shown: Display) -> None:
+    def send(shown: Display) -> None:
         shown.event(hostile)
         shown.end(replace(RESULT, why=hostile, out=Path(f"/{hostile}")))
 
@@ -234,7 +234,7 @@ def test_names_are_shown_and_not_obeyed(terminal: bool) -> None:
         Console(file=stream, force_terminal=terminal, width=140, highlight=False, color_system=None)
     )
     shown.start(begin)
-    told(shown)
+    send(shown)
     shown.close()
     text = stream.getvalue()
     assert text.count(harmless) == 5
@@ -251,7 +251,7 @@ def test_a_full_disk_under_standard_output_is_reported_once(
                 display.event("a line")
         with contextlib.suppress(OSError):
             full.close()
-    said = (
+    expected = (
         "allstep: standard output cannot be written: No space left on device; the run continues\n"
     )
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == expected

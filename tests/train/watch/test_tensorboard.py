@@ -1,5 +1,6 @@
-"""TensorBoard events, read back by TensorBoard's own reader; a disk that is full; another process's
-TensorFlow is not imported."""
+"""TensorBoard events, read back by TensorBoard's own reader; a full disk; torch and TensorFlow are
+not imported.
+"""
 
 import errno
 import os
@@ -20,9 +21,8 @@ from support.callback_events import opening, progress
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What TensorBoard finds in a run folder: by tag, the figures by samples."""
-    # as in an installation without TensorFlow: importing that would take longer than all of these
-    # tests
+    """Return a function that reads the figures of a run folder, by tag and samples."""
+    # As in an installation without TensorFlow, because importing it takes longer than these tests.
     monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", types.ModuleType("notf"))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -78,19 +78,19 @@ def test_tensorboard_reads_all_figures(tmp_path: Path, read: Any) -> None:
     }
     at_1000 |= {"loss/train-sample": 0.3, "accuracy/train-sample": 0.8, "top5/train-sample": 0.97}
     figures = [(640, at_640), (1000, at_1000)]
-    expected = {tag: {samples: value} for samples, told in figures for tag, value in told.items()}
+    expected = {
+        tag: {samples: value} for samples, by_tag in figures for tag, value in by_tag.items()
+    }
     assert found.keys() == expected.keys()
     for tag, values in expected.items():
         assert found[tag] == pytest.approx(values), tag
 
 
-def test_a_run_that_goes_on_takes_back_what_came_after_its_checkpoint(
-    tmp_path: Path, read: Any
-) -> None:
-    for position, told in [(0, (100, 200, 300, 400)), (200, (350, 450))]:
+def test_a_resumed_run_discards_what_came_after_its_checkpoint(tmp_path: Path, read: Any) -> None:
+    for position, sent in [(0, (100, 200, 300, 400)), (200, (350, 450))]:
         board = TensorBoard(tmp_path / "tensorboard")
         board.start(opening(tmp_path, position=position))
-        for samples in told:
+        for samples in sent:
             board.progress(progress(samples))
         board.close()
     assert len(os.listdir(tmp_path / "tensorboard")) == 2
@@ -108,39 +108,39 @@ def test_of_many_workers_there_are_mean_and_most(tmp_path: Path, read: Any) -> N
     assert "memory/0" not in found
 
 
-class Ears(Callback):
+class Recorder(Callback):
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.texts: list[str] = []
 
     def event(self, text: str, **figures: Any) -> None:
-        self.heard.append(text)
+        self.texts.append(text)
 
 
-def test_a_full_disk_is_told_once_and_ends_nothing(
+def test_a_full_disk_is_reported_once_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(data: bytes) -> bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tensorboard, "frame", full)
-    board, ears = TensorBoard(tmp_path / "tensorboard"), Ears()
-    callbacks = Callbacks([board, ears])
+    board, recorder = TensorBoard(tmp_path / "tensorboard"), Recorder()
+    callbacks = Callbacks([board, recorder])
     callbacks.start(opening(tmp_path))
     samples = 0
-    while (
-        not ears.heard
-    ):  # the thread has the error sooner or later; a hang is ended by the limit of tests
+    # The thread fails sooner or later; the time limit of the tests ends a hang.
+    while not recorder.texts:
         samples += 1
         callbacks.progress(progress(samples))
-    for further in range(20_000):  # more than the queue takes
+    # More events than the queue holds.
+    for further in range(20_000):
         callbacks.progress(progress(samples + further))
     callbacks.close()
-    assert ears.heard == [
-        "TensorBoard failed, the run goes on: OSError: [Errno 28] No space left on device"
+    assert recorder.texts == [
+        "TensorBoard failed, the run continues: OSError: [Errno 28] No space left on device"
     ]
 
 
-def test_a_board_that_was_never_told_of_a_start_closes(tmp_path: Path) -> None:
+def test_a_board_that_was_never_started_closes(tmp_path: Path) -> None:
     TensorBoard(tmp_path / "tensorboard").close()
     assert os.listdir(tmp_path) == []
 

@@ -1,5 +1,6 @@
-"""What callbacks are told: the record reads back, a callback that fails ends nothing, a full disk
-loses no line."""
+"""Events to callbacks: the record reads back, a callback that fails ends nothing, a full disk loses
+no line.
+"""
 
 import errno
 import os
@@ -20,16 +21,16 @@ SCORE = Score(0.5, 0.9, 360, 0.99)
 
 
 class Memory(Callback):
-    """Keeps what it is told."""
+    """Callback that keeps what it receives."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.received: list[Any] = []
 
     def progress(self, progress: Progress) -> None:
-        self.told.append(progress.samples)
+        self.received.append(progress.samples)
 
     def event(self, text: str, **figures: Any) -> None:
-        self.told.append((text, figures))
+        self.received.append((text, figures))
 
 
 class Failing(Callback):
@@ -48,22 +49,22 @@ class Failing(Callback):
 
 
 @pytest.mark.parametrize(
-    ("error", "calls", "words"),
+    ("error", "calls", "message"),
     [
         (
             ValueError("of its own"),
             1,
-            "Failing failed, the run goes on: ValueError: of its own; it is told nothing more",
+            "Failing failed, the run continues: ValueError: of its own; it receives no further events",
         ),
         (
             OSError(errno.ENOSPC, "No space left"),
             3,
-            "Failing failed, the run goes on: OSError: [Errno 28] No space left",
+            "Failing failed, the run continues: OSError: [Errno 28] No space left",
         ),
     ],
 )
 def test_a_callback_that_fails_is_reported_once_and_ends_nothing(
-    error: Exception, calls: int, words: str
+    error: Exception, calls: int, message: str
 ) -> None:
     failing, before, after = Failing(error), Memory(), Memory()
     callbacks = Callbacks([before, failing, after])
@@ -71,8 +72,8 @@ def test_a_callback_that_fails_is_reported_once_and_ends_nothing(
         callbacks.progress(progress(samples))
     callbacks.close()
     assert failing.calls == calls
-    assert before.told == [1, (words, {}), 2, 3]
-    assert after.told == [(words, {}), 1, 2, 3]
+    assert before.received == [1, (message, {}), 2, 3]
+    assert after.received == [(message, {}), 1, 2, 3]
 
 
 def test_every_method_reaches_every_callback(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_the_record_reads_back(tmp_path: Path) -> None:
     record.progress(progress(640, grad_norm=float("inf"), trust={"conv1": 0.1, "fc": float("nan")}))
     record.evaluated(Evaluated(1, 1294, SCORE, SCORE, 2.0, is_best=True, num_bad=2))
     record.saved(1294, tmp_path / "checkpoints" / "000000001294")
-    record.event("a word", where=tmp_path)
+    record.event("a line", where=tmp_path)
     record.end(
         Result(
             SCORE,
@@ -112,10 +113,10 @@ def test_the_record_reads_back(tmp_path: Path) -> None:
     record.close()
     found = runlog.read(tmp_path / "run.jsonl")
     step = {name: value for name, value in found.steps[0].items() if name not in ("kind", "time")}
-    told = asdict(progress(640)) | {"grad_norm": None, "trust": {"conv1": 0.1, "fc": None}}
-    told |= told["times"]
+    written = asdict(progress(640)) | {"grad_norm": None, "trust": {"conv1": 0.1, "fc": None}}
+    written |= written["times"]
     assert step == {
-        name: value for name, value in told.items() if name not in ("times", "noise_scale")
+        name: value for name, value in written.items() if name not in ("times", "noise_scale")
     }
     assert [(line["part"], line["samples"], line["top5"]) for line in found.evals] == [
         ("validation", 1294, 0.99),
@@ -150,7 +151,7 @@ def test_lines_that_the_disk_did_not_take_are_written_later(
     assert [line["samples"] for line in found.steps] == [1, 2, 3, 4]
     assert [line["time"] for line in found.steps] == sorted(line["time"] for line in found.steps)
     assert "No space left" in found.events[0]["text"]
-    assert [told for told in memory.told if isinstance(told, int)] == [1, 2, 3, 4]
+    assert [each for each in memory.received if isinstance(each, int)] == [1, 2, 3, 4]
 
 
 def test_the_sink_in_the_documentation_works(tmp_path: Path) -> None:

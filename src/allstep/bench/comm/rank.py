@@ -7,11 +7,11 @@ between.
 on the same tensor; `mpi` ranks are started by mpirun. Both speak the same lines of JSON with the
 bench::
 
-    rank  -> {"rank": 0, "size": 2, "names": ["allstep, private", "Gloo", ...]} bench -> {"prepare":
-    nbytes}                         memory for this size; the last size's is given back rank  ->
-    {"absent": {"allstep, shared": "why"}}      whom this size does not suit bench -> {"measure":
-    "Gloo", "calls": 100, "caches": "hot"} rank  -> {"seconds": [...]}                          of
-    each call; or {"error": "..."} when a sum is wrong
+    rank  -> {"rank": 0, "size": 2, "names": ["allstep, private", "Gloo", ...]}
+    bench -> {"prepare": nbytes}                         memory for this size; the last size's is given back
+    rank  -> {"absent": {"allstep, shared": "why"}}      whom this size does not suit
+    bench -> {"measure": "Gloo", "calls": 100, "caches": "hot"}
+    rank  -> {"seconds": [...]}                          of each call; or {"error": "..."} when a sum is wrong
 
 A rank that waits for a line uses no core, so whoever's turn it is has the machine to itself.
 

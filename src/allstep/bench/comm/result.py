@@ -170,7 +170,7 @@ class CommResult:
         }
 
     def plot(self, file: Path) -> None:
-        """Time over size, both in powers of ten; one picture per number of ranks, a line per
+        """Time over size, both in powers of ten; one image per number of ranks, a line per
         contender."""
         from matplotlib.figure import Figure  # takes a while to import
 

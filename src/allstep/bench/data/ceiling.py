@@ -57,7 +57,7 @@ class Plain:
         self, recipe: Recipe, batch: int, rank: int, size: int, make: type[Buffer]
     ) -> None:
         self.recipe, self.rank, self.size = recipe, rank, size
-        shape, dtype = fill.picture_shape(
+        shape, dtype = fill.image_shape(
             self._transform, fill.look(recipe.source, np.arange(len(recipe.source)))
         )
         self.piece = _piece(recipe, batch, size)
@@ -78,7 +78,7 @@ class Plain:
         return self.recipe.transform
 
     def speed(self, seconds: float) -> float:
-        """Pictures a second, over the whole pieces of about `seconds`."""
+        """Images a second, over the whole pieces of about `seconds`."""
         start = now = time.perf_counter()
         number = done = 0
         while now < start + seconds:
@@ -98,7 +98,7 @@ class Plain:
 
 
 def _piece(recipe: Recipe, batch: int, size: int) -> int:
-    """Samples that are filled at once, as in the loader: blocks of small pictures must fit the
+    """Samples that are filled at once, as in the loader: blocks of small images must fit the
     cache."""
     like = fill.look(recipe.source, np.arange(len(recipe.source)))
     machinery = Machinery(recipe, Crew(size, "processes", "as asked"), like, None, pin=False)
@@ -106,7 +106,7 @@ def _piece(recipe: Recipe, batch: int, size: int) -> int:
 
 
 def speed_of_threads(recipe: Recipe, settings: Settings, seconds: float) -> float:
-    """Pictures a second of plain threads, together."""
+    """Images a second of plain threads, together."""
     speeds = [0.0] * settings.num_threads
     barrier = threading.Barrier(settings.num_threads)
 
@@ -124,7 +124,7 @@ def speed_of_threads(recipe: Recipe, settings: Settings, seconds: float) -> floa
 
 
 def speed_of_processes(recipe: Recipe, settings: Settings, seconds: float) -> float:
-    """Pictures a second of plain processes, together."""
+    """Images a second of plain processes, together."""
     context = multiprocessing.get_context("fork")
     barrier, speeds = context.Barrier(settings.num_threads), context.SimpleQueue()
 

@@ -1,7 +1,7 @@
-"""Does the input pipeline keep up? Pictures a second of allstep and of the peers, on the same
-pictures in the same run.
+"""Does the input pipeline keep up? Images a second of allstep and of the peers, on the same
+images in the same run.
 
-The pictures are written out once, to a folder that goes away again, in each contender's own form:
+The images are written out once, to a folder that goes away again, in each contender's own form:
 one file each (torch's DataLoader, DALI), tar shards (WebDataset), TFRecords (tf.data and allstep);
 and packed by `allstep data pack` in two forms that only allstep reads: longer side cut to 400 at
 quality 90, and decoded with the longer side cut to 256. All of it lies in the page cache: this is
@@ -13,8 +13,8 @@ queues. The first round warms up and does not count. Ratios are taken within a r
 our own contenders plain threads and processes do the same work without a loader (`ceiling`), for as
 long.
 
-Small pictures (up to 64 pixels a side) are kept decoded; there the work is a crop of the padded
-picture and a flip.
+Small images (up to 64 pixels a side) are kept decoded; there the work is a crop of the padded
+image and a flip.
 """
 
 import contextlib
@@ -110,9 +110,9 @@ def measure_data(
 
 
 def prepare(source: Source, settings: Settings, progress: Progress) -> Settings:
-    """Writes the pictures out in all forms.
+    """Writes the images out in all forms.
 
-    What comes back has the size that small pictures really have.
+    What comes back has the size that small images really have.
     """
     progress("preparing")
     pixels = _pixels(source, 0)
@@ -135,7 +135,7 @@ def prepare(source: Source, settings: Settings, progress: Progress) -> Settings:
 
 
 def _pixels(source: Source, number: int) -> NDArray[np.uint8]:
-    """A picture, decoded; a broken one is the user's to take out."""
+    """An image, decoded; a broken one is the user's to take out."""
     try:
         return decode(source.read(number).data)
     except ValueError as error:
@@ -145,9 +145,9 @@ def _pixels(source: Source, number: int) -> NDArray[np.uint8]:
 
 
 def _stacked(source: Source, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """All small pictures in one array."""
-    pictures = np.empty((len(source), *shape), np.uint8)
-    for number, row in enumerate(pictures):
+    """All small images in one array."""
+    images = np.empty((len(source), *shape), np.uint8)
+    for number, row in enumerate(images):
         pixels = _pixels(source, number)
         if pixels.shape != shape:
             place, found = source.place(number), f"{pixels.shape[0]}x{pixels.shape[1]}"
@@ -155,7 +155,7 @@ def _stacked(source: Source, shape: tuple[int, ...]) -> NDArray[np.uint8]:
                 number, place, f"expected {shape[0]}x{shape[1]} as the first one, found {found}"
             )
         row[:] = pixels
-    return pictures
+    return images
 
 
 def _pack(source: Source, folder: Path, **options: Any) -> None:
@@ -168,7 +168,7 @@ def _write_files(source: Source, folder: Path) -> None:
         content = source.read(number).data
         if isinstance(content, np.ndarray):
             raise DataError(
-                "these pictures are stored decoded; give the benchmark encoded ones, or small ones"
+                "these images are stored decoded; give the benchmark encoded ones, or small ones"
             )
         (folder / f"{number:06}.jpg").write_bytes(content)
 
@@ -225,7 +225,7 @@ class DataRounds:
         return [_row(name, answers) for name, answers in self._answers.items()]
 
     def alone(self) -> dict[str, dict[str, list[float]]]:
-        """Pictures a second of plain workers, round by round: of each form, of each kind."""
+        """Images a second of plain workers, round by round: of each form, of each kind."""
         return {
             name: {kind: [answer[kind] for answer in answers] for kind in KINDS}
             for name, answers in self._alone.items()
@@ -247,7 +247,7 @@ def _row(name: str, answers: Sequence[Mapping[str, float]]) -> DataRow:
 
 
 def measure_stages(settings: Settings, name: str) -> dict[str, float]:
-    """Pictures a second of each stage on this thread."""
+    """Images a second of each stage on this thread."""
     source = open_source(str(settings.path / FOLDERS[name]))
     size = settings.size
     transform = Transform(*operations(settings))

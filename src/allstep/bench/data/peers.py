@@ -1,8 +1,8 @@
 """The peers of `allstep bench data`, each written the way its own users write it.
 
 All do the same work: a random resized crop (8 to 100% of the area, 3:4 to 4:3) to a square, a flip
-by chance, a batch of uint8. Or, for small pictures: four pixels of zeros around, a random crop of
-the old size, a flip. Each is a generator that yields the number of pictures of a batch, for ever.
+by chance, a batch of uint8. Or, for small images: four pixels of zeros around, a random crop of
+the old size, a flip. Each is a generator that yields the number of images of a batch, for ever.
 """
 
 import io
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FILES, TARS, RECORDS, ARRAYS = "files", "tars", "records", "pictures.npy"
-"""What the benchmark's folder holds: the same pictures, in each peer's own form."""
+FILES, TARS, RECORDS, ARRAYS = "files", "tars", "records", "images.npy"
+"""What the benchmark's folder holds: the same images, in each peer's own form."""
 
 
 @dataclass(frozen=True)
@@ -66,25 +66,25 @@ def _crop_box(width: int, height: int, random: np.random.Generator) -> tuple[int
 def _with_pillow(content: bytes, size: int, random: np.random.Generator) -> NDArray[np.uint8]:
     from PIL import Image
 
-    picture = Image.open(io.BytesIO(content)).convert("RGB")
-    left, top, wide, high = _crop_box(*picture.size, random)
-    picture = picture.resize(
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    left, top, wide, high = _crop_box(*image.size, random)
+    image = image.resize(
         (size, size), Image.Resampling.BILINEAR, (left, top, left + wide, top + high)
     )
     if random.random() < 0.5:
-        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.array(picture)
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.array(image)
 
 
 def _with_opencv(content: bytes, size: int, random: np.random.Generator) -> NDArray[np.uint8]:
     import cv2
 
-    picture = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
-    assert picture is not None
-    left, top, wide, high = _crop_box(picture.shape[1], picture.shape[0], random)
-    picture = cv2.resize(picture[top : top + high, left : left + wide], (size, size))
-    picture = cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
-    return np.asarray(cv2.flip(picture, 1) if random.random() < 0.5 else picture, np.uint8)
+    image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
+    assert image is not None
+    left, top, wide, high = _crop_box(image.shape[1], image.shape[0], random)
+    image = cv2.resize(image[top : top + high, left : left + wide], (size, size))
+    image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    return np.asarray(cv2.flip(image, 1) if random.random() < 0.5 else image, np.uint8)
 
 
 DECODERS: Mapping[str, Callable[[bytes, int, np.random.Generator], NDArray[np.uint8]]] = {
@@ -94,7 +94,7 @@ DECODERS: Mapping[str, Callable[[bytes, int, np.random.Generator], NDArray[np.ui
 
 
 class FilesDataset:
-    """A folder of pictures, one file each, as torchvision's example reads it."""
+    """A folder of images, one file each, as torchvision's example reads it."""
 
     def __init__(self, settings: Settings, decoder: str) -> None:
         self.paths = sorted(str(path) for path in (settings.path / FILES).iterdir())
@@ -205,14 +205,14 @@ def _tfdata_small(settings: Settings) -> Iterator[int]:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     import tensorflow as tf
 
-    pictures = np.load(settings.path / ARRAYS)
-    size, channels = settings.size, pictures.shape[-1]
+    images = np.load(settings.path / ARRAYS)
+    size, channels = settings.size, images.shape[-1]
 
-    def augment(picture: Any) -> Any:
-        padded = tf.image.resize_with_crop_or_pad(picture, size + 8, size + 8)
+    def augment(image: Any) -> Any:
+        padded = tf.image.resize_with_crop_or_pad(image, size + 8, size + 8)
         return tf.image.random_flip_left_right(tf.image.random_crop(padded, (size, size, channels)))
 
-    dataset = tf.data.Dataset.from_tensor_slices(pictures).shuffle(10_000).repeat()
+    dataset = tf.data.Dataset.from_tensor_slices(images).shuffle(10_000).repeat()
     dataset = dataset.map(augment, num_parallel_calls=tf.data.AUTOTUNE)
     return _numbers(dataset.batch(settings.batch).prefetch(tf.data.AUTOTUNE))
 
@@ -251,20 +251,20 @@ def _dali(settings: Settings) -> Iterator[int]:
 
 
 class ArraysDataset:
-    """Small pictures in memory, cropped and flipped one by one."""
+    """Small images in memory, cropped and flipped one by one."""
 
     def __init__(self, settings: Settings) -> None:
-        self.pictures = np.load(settings.path / ARRAYS, mmap_mode="r")
+        self.images = np.load(settings.path / ARRAYS, mmap_mode="r")
         self.size = settings.size
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, number: int) -> Any:
         import torch
 
         random = _generator()
-        padded = np.pad(self.pictures[number], ((4, 4), (4, 4), (0, 0)))
+        padded = np.pad(self.images[number], ((4, 4), (4, 4), (0, 0)))
         top, left = random.integers(9, size=2)
         crop = padded[top : top + self.size, left : left + self.size]
         crop = crop[:, ::-1] if random.random() < 0.5 else crop

@@ -1,10 +1,10 @@
-"""One contender of `allstep bench data`: a process that reads pictures as fast as it can, when it
-is told to.
+"""One contender of `allstep bench data`: a process that reads images as fast as it can, when it is
+told to.
 
     python -m allstep.bench.data.reader NAME SETTINGS SOCKET
 
 It calls the bench through the socket when its first batch is there, and answers each word with how
-many pictures came in that time. Before it counts, it throws away what its queues had gathered while
+many images came in that time. Before it counts, it throws away what its queues had gathered while
 others had their turn.
 """
 
@@ -28,8 +28,8 @@ _LEAST_DISCARD = 4  # batches
 
 
 def operations(settings: Settings) -> tuple[Any, ...]:
-    """What is done to pictures of this size: a random resized crop, or a crop of the padded
-    picture; and a flip."""
+    """What is done to images of this size: a random resized crop, or a crop of the padded
+    image; and a flip."""
     from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
 
     size = settings.size
@@ -71,16 +71,16 @@ def readers(small: bool) -> Mapping[str, Callable[[Settings], Iterator[int]]]:
 
 
 def count(batches: Iterator[int], seconds: float) -> dict[str, float]:
-    """How many pictures come in about `seconds`, whole batches only."""
+    """How many images come in about `seconds`, whole batches only."""
     start = time.perf_counter()
     for _ in islice(batches, _LEAST_DISCARD):
         pass
     while time.perf_counter() - start < _DISCARD * seconds:
         next(batches)
-    pictures, start = 0, time.perf_counter()
-    while (now := time.perf_counter()) - start < seconds or not pictures:
-        pictures += next(batches)
-    return {"pictures": pictures, "seconds": now - start}
+    images, start = 0, time.perf_counter()
+    while (now := time.perf_counter()) - start < seconds or not images:
+        images += next(batches)
+    return {"pictures": images, "seconds": now - start}
 
 
 def memory_in_use() -> int:
@@ -106,7 +106,7 @@ class Reader:
 
 
 SMALL = 64
-"""Pixels of a side up to which pictures are small: kept decoded, and cropped without being resized.
+"""Pixels of a side up to which images are small: kept decoded, and cropped without being resized.
 """
 
 

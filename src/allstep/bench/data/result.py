@@ -1,14 +1,14 @@
-"""What `allstep bench data` found: pictures a second of each contender, and of each stage of our
+"""What `allstep bench data` found: images a second of each contender, and of each stage of our
 own pipeline.
 
 Ratios are taken round by round: our speed over the peer's in the same round, and the median of
-those counts. `PROMISES` holds what we promise, for pictures of 224x224 on two threads; peers read
-the originals, we the originals, pictures packed with their longer side cut to 400, or decoded ones
+those counts. `PROMISES` holds what we promise, for images of 224x224 on two threads; peers read
+the originals, we the originals, images packed with their longer side cut to 400, or decoded ones
 of 256.
 
 The stages are measured on one thread, one after the other: `read` takes a record out of its file
 and checks it, `decode` makes pixels of all of it, `augment` crops, resizes and flips pixels,
-`collate` copies them into a batch, `one picture` is what a thread of the loader really does (it
+`collate` copies them into a batch, `one image` is what a thread of the loader really does (it
 decodes only what the crop needs, straight into the batch). The slowest of the first four is the
 bottleneck.
 
@@ -29,7 +29,7 @@ from allstep.bench.data.reader import OURS, PACKED, RAW
 from allstep.bench.result import Missing, absences, document, save_plot, table_of
 
 STAGES = ("read", "decode", "augment", "collate")
-WHOLE = "one picture"
+WHOLE = "one image"
 PROMISES: Mapping[tuple[str, str], float] = {
     (OURS, "DataLoader, Pillow"): 1.6,
     (OURS, "DataLoader, OpenCV"): 1.1,
@@ -46,7 +46,7 @@ PROMISED_SIZE, PROMISED_THREADS = 224, 2
 
 @dataclass(frozen=True)
 class DataRow:
-    """One contender. speeds: pictures a second, turn by turn; first: seconds to the first batch;
+    """One contender. speeds: images a second, turn by turn; first: seconds to the first batch;
     nbytes: memory it took."""
 
     name: str
@@ -61,7 +61,7 @@ class DataRow:
 
 @dataclass(frozen=True)
 class DataResult:
-    """All rows, in the order of the table. stages: pictures a second on one thread, of each of our
+    """All rows, in the order of the table. stages: images a second on one thread, of each of our
     forms."""
 
     where: str
@@ -73,7 +73,7 @@ class DataResult:
     stages: Mapping[str, Mapping[str, float]]
     missing: Sequence[Missing]
     alone: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """Pictures a second of plain threads and processes, turn by turn, for each of our forms."""
+    """Images a second of plain threads and processes, turn by turn, for each of our forms."""
 
     def ratios(self, ours: DataRow, peer: DataRow) -> list[float]:
         return _ratios(ours.speeds, peer.speeds)
@@ -91,7 +91,7 @@ class DataResult:
         return [row for row in self.rows if row.name in (OURS, PACKED, RAW)]
 
     def bottleneck(self, name: str) -> str:
-        """The stage that lets the fewest pictures through."""
+        """The stage that lets the fewest images through."""
         return min(STAGES, key=lambda stage: self.stages[name][stage])
 
     def kept(self, row: DataRow) -> dict[str, float]:
@@ -108,7 +108,7 @@ class DataResult:
 
     def table(self) -> Group:
         """For people."""
-        each = f"{self.num_samples} pictures, {self.size}x{self.size} out, batch {self.batch}"
+        each = f"{self.num_samples} images, {self.size}x{self.size} out, batch {self.batch}"
         title = f"{self.where}: {each}, {self.num_threads} threads or processes"
         words = [self._words(row) for row in self.ours]
         return Group(title, self._speeds(), self._ratios(), self._stages(), *words)
@@ -148,7 +148,7 @@ class DataResult:
         return f"{ratio:.2f}{verdict}"
 
     def _stages(self) -> Table:
-        table = table_of("pictures/s on one thread", *STAGES, WHOLE)
+        table = table_of("images/s on one thread", *STAGES, WHOLE)
         for name, speeds in self.stages.items():
             table.add_row(name, *(f"{speeds[stage]:,.0f}" for stage in (*STAGES, WHOLE)))
         return table
@@ -191,7 +191,7 @@ class DataResult:
         names, speeds = [row.name for row in self.rows], [row.speed for row in self.rows]
         axes.barh(names, speeds, xerr=list(zip(*around, strict=True)), capsize=3, color=colours)
         axes.invert_yaxis()
-        axes.set_xlabel("pictures a second: median, slowest and quickest turn")
+        axes.set_xlabel("images a second: median, slowest and quickest turn")
         axes.set_title(
             f"{self.size}x{self.size} out, batch {self.batch}, {self.num_threads} threads or"
             " processes"

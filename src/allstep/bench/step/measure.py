@@ -1,28 +1,27 @@
-"""How much of a rank's speed is left when ranks train one net together?
+"""How much of a rank's speed is left when ranks train one model together?
 
 ====================
 ====================================================================================================
-independent copies    every rank trains a net of its own, and nobody talks: 100% DDP on Gloo
+independent copies    every rank trains a model of its own, and nobody talks: 100% DDP on Gloo
 torch's DistributedDataParallel, as everybody has it DDP on allstep        the same, on a group of
 backend "allstep" DistributedOptimizer  `allstep.torch`: Horovod's way share_weights         the
 same with share_weights=True: one copy of the weights for all ranks of the host ====================
 ====================================================================================================
 
-One set of ranks under `allstep run` has all of them, one torch thread per rank: the same net with
-the same first weights, SGD with momentum and weight decay, the same made-up pictures at the same
-step (see `rank`). Their losses have to be the same too; where they part, somebody computes
-something else, and there is no result. Two numbers have the same sum in either order, so with two
-ranks all losses agree to the end. More ranks may add in another order, and what begins as rounding
-grows tenfold every few steps (a ResNet turns 1e-7 into 1e-3 in a dozen): then the first steps have
-to agree, and later ones may not be far apart.
+One set of ranks under `allstep run` has all of them, one torch thread per rank: the same model with
+the same first weights, SGD with momentum and weight decay, the same made-up images at the same step
+(see `rank`). Their losses have to be the same too; where they part, somebody computes something
+else, and there is no result. Two numbers have the same sum in either order, so with two ranks all
+losses agree to the end. More ranks may add in another order, and what begins as rounding grows
+tenfold every few steps (a ResNet turns 1e-7 into 1e-3 in a dozen): then the first steps have to
+agree, and later ones may not be far apart.
 
 A turn is a few steps, at least `_SECONDS_PER_TURN` of them, behind a barrier. It counts with its
 slowest rank. The machine's own pace changes from minute to minute, so speeds are compared between
 neighbours only. In a round everybody has a turn, two by two with the independent copies in their
 midst::
 
-    DDP on Gloo   independent copies   DDP on allstep   |   DistributedOptimizer   independent
-    copies   share_weights
+    DDP on Gloo   independent copies   DDP on allstep   |   DistributedOptimizer   independent copies   share_weights
 
 Each is compared with the independent copies beside it. The first round warms up and does not count;
 a last one, which does not count either, is watched (see `result`).
@@ -49,7 +48,7 @@ REPETITIONS = 9
 NUM_EXTRA = 3  # parts of the run that are no repetition: starting, warming up, watching
 _SECONDS_PER_TURN = 1.0
 _LEAST_STEPS = 3
-# of the weights that a rank may hold: five nets with momentum, gradients, buckets, activations
+# of the weights that a rank may hold: five models with momentum, gradients, buckets, activations
 _COPIES = 16
 _SAME_LOSS = 1e-5  # relative: what a float32 leaves open
 _NEAR_LOSS = 0.1  # relative: where rounding has had time to grow
@@ -80,7 +79,7 @@ def measure_step(
     batch: int | None = None,
     progress: Progress = lambda text: None,
 ) -> StepResult:
-    """Time everybody `repetitions` times. batch: pictures of a rank at a step.
+    """Time everybody `repetitions` times. batch: images of a rank at a step.
 
     `progress` is told where we are, NUM_EXTRA times more.
     """

@@ -5,19 +5,21 @@ socket, and sleeps there in between.
 
 It is started by `allstep run` and speaks lines of JSON with the bench::
 
-    rank  -> {"rank": 0, "size": 2, "names": ["independent copies", ...]} bench -> {"prepare": "DDP
-    on Gloo"} rank  -> {"nbytes": 123, "losses": [...]}             it is there, has trained for two
-    steps, and takes so much memory bench -> {"train": "DDP on Gloo", "turn": 3, "steps": 5} rank
-    -> {"seconds": 1.2, "losses": [...]}            from the moment when all ranks are ready bench
-    -> {"watch": "DDP on Gloo", "turn": 4, "steps": 5} rank  -> {"parts": {"waiting": 0.01, ...}}
-    seconds of a step that go into working together bench -> {"drop": "DDP on Gloo"}
-    it failed somewhere rank  -> {}
+    rank  -> {"rank": 0, "size": 2, "names": ["independent copies", ...]}
+    bench -> {"prepare": "DDP on Gloo"}
+    rank  -> {"nbytes": 123, "losses": [...]}             it is there, has trained for two steps, and takes so much memory
+    bench -> {"train": "DDP on Gloo", "turn": 3, "steps": 5}
+    rank  -> {"seconds": 1.2, "losses": [...]}            from the moment when all ranks are ready
+    bench -> {"watch": "DDP on Gloo", "turn": 4, "steps": 5}
+    rank  -> {"parts": {"waiting": 0.01, ...}}            seconds of a step that go into working together
+    bench -> {"drop": "DDP on Gloo"}                      it failed somewhere
+    rank  -> {}
 
 Whatever goes wrong with a contender is answered by {"failed": why}.
 
-A contender is a function that takes the net and its SGD and gives back what is to be called in
-their place. All have the same net with the same weights, and at the same step of the same turn the
-same pictures and the same dropout, so that their losses are the same.
+A contender is a function that takes the model and its SGD and gives back what is to be called in
+their place. All have the same model with the same weights, and at the same step of the same turn
+the same images and the same dropout, so that their losses are the same.
 """
 
 import os
@@ -52,32 +54,32 @@ _STEPS_TO_PREPARE = 2  # DDP lays its buckets out anew after the first one
 
 Wrap = Callable[[nn.Module, Optimizer], tuple[Callable[[Tensor], Tensor], Optimizer]]
 
-NETS: Mapping[str, Callable[[], nn.Module]] = {
+MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "alexnet": AlexNet,
     "resnet18": lambda: resnet18(10, small_pictures=True),
     "small-cnn": lambda: SmallCnn(10, (1, 28, 28), widths=(32, 64), hidden=250),
 }
 
 
-def _alone(net: nn.Module, sgd: Optimizer) -> tuple[nn.Module, Optimizer]:
-    return net, sgd
+def _alone(model: nn.Module, sgd: Optimizer) -> tuple[nn.Module, Optimizer]:
+    return model, sgd
 
 
 def _ddp(backend: str) -> Wrap:
-    def wrap(net: nn.Module, sgd: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def wrap(model: nn.Module, sgd: Optimizer) -> tuple[nn.Module, Optimizer]:
         group = dist.new_group(backend=backend, timeout=timedelta(seconds=_SECONDS_TO_WAIT))
-        return DistributedDataParallel(net, process_group=group), sgd
+        return DistributedDataParallel(model, process_group=group), sgd
 
     return wrap
 
 
 def _distributed(share_weights: bool) -> Wrap:
-    def wrap(net: nn.Module, sgd: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def wrap(model: nn.Module, sgd: Optimizer) -> tuple[nn.Module, Optimizer]:
         import allstep.torch as hvd
 
         hvd.init()
-        return net, hvd.DistributedOptimizer(
-            sgd, net.named_parameters(), share_weights=share_weights
+        return model, hvd.DistributedOptimizer(
+            sgd, model.named_parameters(), share_weights=share_weights
         )
 
     return wrap
@@ -94,14 +96,14 @@ CONTENDERS: Mapping[str, Wrap] = {
 
 @dataclass
 class Trainee:
-    """A copy of the net, and the optimizer that a script would call."""
+    """A copy of the model, and the optimizer that a script would call."""
 
-    net: Callable[[Tensor], Tensor]
+    model: Callable[[Tensor], Tensor]
     optimizer: Optimizer
 
-    def step(self, pictures: Tensor, labels: Tensor) -> Tensor:
+    def step(self, images: Tensor, labels: Tensor) -> Tensor:
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.net(pictures), labels)
+        loss = nn.functional.cross_entropy(self.model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.detach()
@@ -154,10 +156,13 @@ class StepRank:
 
     def _make(self, wrap: Wrap) -> Trainee:
         torch.manual_seed(0)
-        net = NETS[self._model]()
+        model = MODELS[self._model]()
         # A low rate: rounding then takes longer to grow, and losses can be compared.
         return Trainee(
-            *wrap(net, torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4))
+            *wrap(
+                model,
+                torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4),
+            )
         )
 
     def _train(
@@ -183,7 +188,7 @@ class StepRank:
 
 
 class Lessons:
-    """Pictures and labels, made up before the clock starts; the same whenever this rank asks for
+    """Images and labels, made up before the clock starts; the same whenever this rank asks for
     this turn."""
 
     def __init__(self, task: Task, rank: int, size: int, batch: int) -> None:
@@ -192,15 +197,15 @@ class Lessons:
         self._made_for = (-1, -1)
 
     def of(self, turn: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """One for each step. Drawing it also sets the seed of what the net draws in that step."""
+        """One for each step. Drawing it also sets the seed of what the model draws in that step."""
         if self._made_for != (turn, steps):
             chance = torch.Generator().manual_seed(turn * self._size + self._rank)
             self._made, self._made_for = [self._draw(chance) for _ in range(steps)], (turn, steps)
         return self._seeded(turn)
 
     def _draw(self, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-        pictures = torch.randn(self._batch, *self._task.shape, generator=chance)
-        return pictures, torch.randint(self._task.num_classes, (self._batch,), generator=chance)
+        images = torch.randn(self._batch, *self._task.shape, generator=chance)
+        return images, torch.randint(self._task.num_classes, (self._batch,), generator=chance)
 
     def _seeded(self, turn: int) -> Iterator[tuple[Tensor, Tensor]]:
         for step, lesson in enumerate(self._made):

@@ -36,7 +36,7 @@ TARGET_RANKS = 2
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: a net on pictures of this shape, so many of them at a step of each rank.
+    """What is trained: a model on images of this shape, so many of them at a step of each rank.
     targets: shares of ALONE's speed."""
 
     batch: int
@@ -78,7 +78,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class StepResult:
-    """All rows, in the order of the table. steps: of a turn; batch: pictures of a rank at a step."""
+    """All rows, in the order of the table. steps: of a turn; batch: images of a rank at a step."""
 
     model: str
     num_ranks: int
@@ -111,7 +111,7 @@ class StepResult:
     def table(self) -> Group:
         """For people."""
         title = (
-            f"{self.model}, {self.num_ranks} ranks with {self.batch} pictures each, turns of"
+            f"{self.model}, {self.num_ranks} ranks with {self.batch} images each, turns of"
             f" {self.steps} steps"
         )
         return Group(title, self._speeds(), self._parts())
@@ -203,7 +203,7 @@ class StepResult:
             "percent of the independent copies' speed: median, slowest and quickest turn; target"
             " in red"
         )
-        axes.set_title(f"{self.model}, {self.num_ranks} ranks with {self.batch} pictures each")
+        axes.set_title(f"{self.model}, {self.num_ranks} ranks with {self.batch} images each")
         save_plot(figure, file)
 
 

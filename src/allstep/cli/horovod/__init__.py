@@ -1,4 +1,4 @@
-"""`horovodrun`: Horovod's flags, translated to those of `allstep run`.
+"""horovodrun's flags, translated to those of `allstep run`.
 
 May import: `launch` and below. Start with `flags`; `flags_table` lists them all.
 """

@@ -1,11 +1,14 @@
-"""`horovodrun --check-build`: what is built in, in horovodrun's table."""
+"""`horovodrun --check-build`: show what is built in, in the format of horovodrun."""
 
 from allstep.launch.horovod import API_VERSION
 
 
 def table() -> str:
-    """The table. allstep speaks for PyTorch, starts its workers itself and carries CPU tensors with
-    Gloo's group and its own."""
+    """Return the table of frameworks, controllers and tensor operations.
+
+    allstep has PyTorch only; its launcher starts the workers, and CPU tensors go through Gloo's
+    process group and its own.
+    """
     from allstep.hvd import util
 
     parts: dict[str, dict[str, bool | int | None]] = {

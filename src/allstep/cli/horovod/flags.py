@@ -1,6 +1,6 @@
-"""Gives a verb horovodrun's flags, made from the table in `flags_table`.
+"""Add horovodrun's flags to a verb, from the table in `flags_table`.
 
-They are many, and those who need them know them: they work, and stay out of the verb's help.
+They are many, and users of horovodrun know them, so they are hidden from the verb's help.
 """
 
 import functools
@@ -14,8 +14,10 @@ from allstep.cli.horovod.flags_table import FLAGS, Flag
 
 
 def takes_horovod_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with these flags added to its own; their values reach it as one dictionary,
-    `horovod`, of those that were given."""
+    """Return the verb with horovodrun's flags added to its own options.
+
+    The verb receives the given flags as one dictionary, `horovod`, from name to value.
+    """
     own = inspect.signature(verb)
 
     @functools.wraps(verb)
@@ -24,11 +26,14 @@ def takes_horovod_flags(verb: Callable[..., None]) -> Callable[..., None]:
         verb(**values, horovod={name: value for name, value in given.items() if value is not None})
 
     kept = [parameter for name, parameter in own.parameters.items() if name != "horovod"]
-    with_flags.__signature__ = own.replace(parameters=[*kept, *map(_parameter, FLAGS)])  # type: ignore[attr-defined]
+    signature = own.replace(parameters=[*kept, *map(_parameter, FLAGS)])
+    # typer reads the signature; mypy does not know this attribute of functions.
+    with_flags.__signature__ = signature  # type: ignore[attr-defined]
     return with_flags
 
 
 def _parameter(flag: Flag) -> inspect.Parameter:
+    """Return the flag as a hidden keyword parameter for typer."""
     option = typer.Option(None, *flag.spelled, hidden=True)
     return inspect.Parameter(
         flag.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=flag.kind | None

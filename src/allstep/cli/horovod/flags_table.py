@@ -1,14 +1,14 @@
-"""horovodrun's flags, one line each: what a flag is called, what it sets in the workers, and where
-it stands in a YAML file.
+"""Table of horovodrun's flags: spelling, environment variables in the workers, key in a YAML file.
 
     horovodrun -np 2 --fusion-threshold-mb 32 --autotune --config-file job.yaml python train.py
                         |
-    HOROVOD_FUSION_THRESHOLD=33554432         only flags that were given are exported; the command
-    line wins over the file
+                        v
+    HOROVOD_FUSION_THRESHOLD=33554432         only given flags are exported;
+    HOROVOD_AUTOTUNE=1                        the command line takes precedence over the file
 
-A flag whose mechanism allstep does not have is taken all the same, so that job scripts run
-unchanged; `idle_line` names it together with what happens instead. A flag with neither is acted on
-in `run.py`.
+A flag whose mechanism allstep does not have is accepted all the same, so that job scripts run
+unchanged; `idle_line` names it together with what happens instead. A flag with neither variables
+nor such a reason is handled in `run.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,14 +23,17 @@ Values = dict[str, Any]
 
 
 def _switch(on: bool) -> str:
+    """Return a switch as the value of an environment variable."""
     return "1" if on else "0"
 
 
 def _opposite(on: bool) -> str:
+    """Return the value of a variable that means the opposite of its flag."""
     return _switch(not on)
 
 
 def _megabytes(number: int) -> str:
+    """Return a number of megabytes as bytes."""
     return str(number << 20)
 
 
@@ -38,18 +41,28 @@ def _megabytes(number: int) -> str:
 class Flag:
     """One flag of horovodrun. Numbers are never negative."""
 
-    name: str  # of its value in `Values`
-    spelled: tuple[str, ...]  # as typed; "--a/--no-a" is a switch
-    kind: Any  # the type of its value
-    variables: tuple[str, ...] = ()  # what it sets in the workers' environment
+    name: str
+    """Key of its value in `Values`."""
+    spelled: tuple[str, ...]
+    """Spellings on the command line; "--a/--no-a" is a switch."""
+    kind: Any
+    """Type of its value."""
+    variables: tuple[str, ...] = ()
+    """Environment variables of the workers that it sets."""
     written: Callable[[Any], str] = str
-    key: str = ""  # its place in the YAML file: section.key
-    needs: str = ""  # says nothing unless this flag is on
-    instead: str = ""  # the reason why it has no effect here
-    most: float | None = None
+    """Function from its value to that of the variables."""
+    key: str = ""
+    """Its key in the YAML file: section.key."""
+    needs: str = ""
+    """Name of a flag without which this one is not exported."""
+    instead: str = ""
+    """Reason why it has no effect in allstep; empty: it has one."""
+    max_value: float | None = None
+    """Largest value that is allowed."""
 
 
 def _flag(spelled: str, kind: Any, *variables: str, name: str = "", **more: Any) -> Flag:
+    """Return a flag; its name follows from its last spelling, separated by spaces in `spelled`."""
     names = tuple(spelled.split())
     if kind is bool:
         more = {"written": _switch, **more}
@@ -63,11 +76,13 @@ def _flag(spelled: str, kind: Any, *variables: str, name: str = "", **more: Any)
 
 
 def _tunable(name: str, kind: Any, variable: str, **more: Any) -> Flag:
+    """Return a flag of the section `params` of the YAML file."""
     spelled = f"--{name}/--no-{name}" if kind is bool else f"--{name}"
     return _flag(spelled, kind, variable, key=f"params.{name.replace('-', '_')}", **more)
 
 
 def _autotune(name: str, kind: Any, variable: str = "", **more: Any) -> Flag:
+    """Return a flag of the section `autotune`, without effect unless --autotune is on."""
     variable = variable or f"HOROVOD_AUTOTUNE_{name.replace('-', '_').upper()}"
     return _flag(
         f"--autotune-{name}",
@@ -80,15 +95,16 @@ def _autotune(name: str, kind: Any, variable: str = "", **more: Any) -> Flag:
 
 
 def _library(name: str, kind: Any, *variables: str, **more: Any) -> Flag:
+    """Return a flag of the section `library_options` of the YAML file."""
     spelled = f"--{name}/--no-{name}" if kind is bool else f"--{name}"
     return _flag(spelled, kind, *variables, key=f"library_options.{name.replace('-', '_')}", **more)
 
 
-_ENGINE = "allstep's own engine carries every operation"
-_NO_MPI = "there is no mpirun below"
-_ELASTIC = "elastic runs come later: the workers are as many at the end as at the start"
-_HIERARCHY = "shared memory on each host and one stream between hosts is what always happens"
-_WAITING = "whoever waits does the work, on its own core"
+_ENGINE = "allstep's own engine runs every operation"
+_NO_MPI = "allstep does not use mpirun"
+_ELASTIC = "elastic runs come later: the number of workers stays constant"
+_HIERARCHY = "allstep always uses shared memory on a host and one stream between hosts"
+_WAITING = "the thread that waits for an operation also runs it, on its own core"
 
 FLAGS: tuple[Flag, ...] = (
     # Starting and output.
@@ -102,7 +118,8 @@ FLAGS: tuple[Flag, ...] = (
     _flag("-prefix-timestamp --prefix-output-with-timestamp", bool),
     _flag("--verbose", bool),
     _flag("--config-file", Path),
-    _flag("--disable-cache", bool),  # of checks: there is none
+    # horovodrun caches its checks of hosts; allstep has no such cache.
+    _flag("--disable-cache", bool),
     _flag("--start-timeout", int, "HOROVOD_START_TIMEOUT", "ALLSTEP_START_TIMEOUT"),
     # Tunables.
     _tunable("fusion-threshold-mb", int, "HOROVOD_FUSION_THRESHOLD", written=_megabytes),
@@ -111,13 +128,13 @@ FLAGS: tuple[Flag, ...] = (
     _tunable("hierarchical-allreduce", bool, "HOROVOD_HIERARCHICAL_ALLREDUCE", instead=_HIERARCHY),
     _tunable("hierarchical-allgather", bool, "HOROVOD_HIERARCHICAL_ALLGATHER", instead=_HIERARCHY),
     _tunable("torus-allreduce", bool, "HOROVOD_TORUS_ALLREDUCE", instead=_HIERARCHY),
-    # Finding them by trial.
+    # Autotuning.
     _flag("--autotune/--no-autotune", bool, "HOROVOD_AUTOTUNE", key="autotune.enabled"),
     _autotune("log-file", str, "HOROVOD_AUTOTUNE_LOG"),
     _autotune("warmup-samples", int),
     _autotune("steps-per-sample", int),
     _autotune("bayes-opt-max-samples", int),
-    _autotune("gaussian-process-noise", float, most=1.0),
+    _autotune("gaussian-process-noise", float, max_value=1.0),
     # Elastic.
     _flag("--min-np --min-num-proc", int, name="min_np", instead=_ELASTIC),
     _flag("--max-np --max-num-proc", int, name="max_np", instead=_ELASTIC),
@@ -161,7 +178,7 @@ FLAGS: tuple[Flag, ...] = (
     _flag("--mpi-args", str, instead=_NO_MPI),
     _flag("--binding-args", str, instead=_NO_MPI),
     _flag("--tcp", bool, "NCCL_IB_DISABLE"),
-    # Logging; the last is the older name of the one before.
+    # Logging; --log-hide-timestamp is the older name of --log-without-timestamp.
     _flag("--log-level", str, "HOROVOD_LOG_LEVEL", written=str.upper, key="logging.level"),
     _flag(
         "--log-with-timestamp/--log-without-timestamp",
@@ -181,7 +198,10 @@ CONTROLLERS = ("gloo", "mpi")
 
 
 def variables(values: Mapping[str, Any]) -> dict[str, str]:
-    """What the given flags set in the workers' environment."""
+    """Return the environment variables of the workers that the given flags set.
+
+    Raise ConfigError for a value out of range or for controllers that exclude each other.
+    """
     for flag in FLAGS:
         _check(flag, values.get(flag.name), flag.spelled[0].partition("/")[0])
     chosen = [name for name in (*CONTROLLERS, "jsrun") if values.get(name)]
@@ -197,21 +217,24 @@ def variables(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _check(flag: Flag, value: Any, said: str) -> None:
+def _check(flag: Flag, value: Any, where: str) -> None:
+    """Raise ConfigError if a value is out of range; `where` is the flag or key, for the message."""
     numbers = value if isinstance(value, tuple) else (value,)
     for number in numbers:
         if not isinstance(number, int | float) or isinstance(number, bool):
             continue
-        if number < 0 or (flag.most is not None and number > flag.most):
-            allowed = "at least 0" if flag.most is None else f"from 0 to {flag.most:g}"
-            raise ConfigError(f"{said} {number}: the number must be {allowed}")
+        if number < 0 or (flag.max_value is not None and number > flag.max_value):
+            allowed = "at least 0" if flag.max_value is None else f"from 0 to {flag.max_value:g}"
+            raise ConfigError(f"{where} {number}: the number must be {allowed}")
     if flag.name == "log_level" and value is not None and value.upper() not in LOG_LEVELS:
-        raise ConfigError(f"{said} {value}: {did_you_mean(value.upper(), LOG_LEVELS)}")
+        raise ConfigError(f"{where} {value}: {did_you_mean(value.upper(), LOG_LEVELS)}")
 
 
 def idle_line(values: Mapping[str, Any]) -> str:
-    """One line that names the given flags which have no effect here, and what happens instead;
-    empty when there are none."""
+    """Return one line with the given flags that have no effect in allstep, and the reasons.
+
+    The line is empty if there are none.
+    """
     reasons: dict[str, list[str]] = {}
     for flag in FLAGS:
         value = values.get(flag.name)
@@ -221,7 +244,7 @@ def idle_line(values: Mapping[str, Any]) -> str:
 
 
 def read_config(path: Path) -> tuple[Values, list[str]]:
-    """The flags that a YAML file of horovodrun gives, and those of its keys that no flag has."""
+    """Return the flags that a YAML file of horovodrun sets, and its keys that no flag has."""
     document = _load(path)
     values: Values = {}
     unknown: list[str] = []
@@ -240,6 +263,7 @@ def read_config(path: Path) -> tuple[Values, list[str]]:
 
 
 def _load(path: Path) -> dict[str, Any]:
+    """Read the YAML file; raise ConfigError if it cannot be read or has no sections."""
     from allstep.files.yaml import read_yaml
 
     try:
@@ -257,17 +281,21 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _controller(name: Any, path: Path) -> str:
+    """Return the controller that the file names, as the name of its flag."""
     if not isinstance(name, str) or name.lower() not in CONTROLLERS:
         raise ConfigError(f"{path}: controller: {name!r} is not one of {', '.join(CONTROLLERS)}")
     return name.lower()
 
 
 def _typed(flag: Flag, value: Any, where: str) -> Any:
+    """Return a value of the YAML file; raise ConfigError if its type or range is wrong."""
     if flag.kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, flag.kind) or (flag.kind is int and isinstance(value, bool)):
         raise ConfigError(f"{where}: {value!r} is not of type {flag.kind.__name__}")
     if isinstance(value, str) and "\0" in value:
-        raise ConfigError(f"{where}: {value!r} holds a NUL byte, which no environment variable can")
+        raise ConfigError(
+            f"{where}: {value!r} contains a NUL byte, which an environment variable cannot"
+        )
     _check(flag, value, f"{where}:")
     return value

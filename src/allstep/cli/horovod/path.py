@@ -1,11 +1,11 @@
-"""`allstep horovod-path`: where `import horovod` is answered by allstep."""
+"""`allstep horovod-path`: print the folder from which `import horovod` imports allstep."""
 
 
 def horovod_path() -> None:
-    """Print the folder to put first on PYTHONPATH, so that scripts written for Horovod run under
-    mpirun, srun or torchrun.
+    """Print the folder that replaces Horovod when it is first on PYTHONPATH.
 
-    Its bin/ holds horovodrun, for the PATH of job scripts.
+    Scripts written for Horovod then run on allstep under mpirun, srun or torchrun. The folder's
+    bin/ has horovodrun, for the PATH of job scripts.
     """
     from allstep.launch.horovod import FOLDER
 

@@ -1,4 +1,4 @@
-"""All-reduce over several hosts: within a host in shared memory, between hosts by slice.
+"""All-reduce over several hosts: in shared memory within a host, by slices between hosts.
 
 ```
                  host a: rank 0, rank 1               host b: rank 2, rank 3
@@ -10,9 +10,9 @@ across           0 <-------- slice 0 -------------->  2                         
 all-gather       0, 1: slices 0 and 1                 2, 3: slices 0 and 1       shared memory
 ```
 
-Small tensors cross in one piece, carried by the first rank of each host: for them a message costs
-more than its bytes. Hosts may have different numbers of ranks; see `host_map`. A host with one rank
-has nothing to do but to cross.
+A small tensor is exchanged whole by the first rank of each host, because a message costs more than
+its bytes. Hosts may have different numbers of ranks; see `host_map`. A host with one rank only
+exchanges with the other hosts.
 """
 
 from collections.abc import Sequence
@@ -30,24 +30,26 @@ from allstep.comm.network.lane import Lane
 
 @dataclass(frozen=True)
 class Crossing:
-    """How this rank's host reaches the others. lane: None on a rank that carries nothing."""
+    """How this rank's host reaches the others. `lane` is None on a rank that carries nothing."""
 
     num_slices: int
     lane: Lane | None
 
     def get_ready(self) -> None:
-        """At the begin of each operation, on all ranks."""
+        """Prepare the lane; called at the beginning of each operation, on all ranks."""
         if self.lane is not None:
             self.lane.get_ready()
 
     def carry(self, flat: Tensor, combine: Combine) -> None:
-        """Sum over the hosts, in place, what this rank carries."""
+        """Sum `flat`, the slice of this rank, over the hosts, in place."""
         if self.lane is not None and flat.numel():
             self.lane.all_reduce(flat, combine)
 
     def slices(self, flat: Tensor, num_ranks: int) -> list[Tensor]:
-        """What each of the host's ranks carries: the same on every host, empty for ranks without a
-        lane."""
+        """Return the slice of each rank of the host, the same on every host.
+
+        Ranks without a lane have an empty slice.
+        """
         each = -(-flat.numel() // (self.num_slices * 64)) * 64
         parts = list(torch.split(flat, each))
         return parts + [flat[:0]] * (num_ranks - len(parts))
@@ -61,19 +63,18 @@ def small(
     combine: Combine,
     call: Call,
 ) -> None:
-    """places:
+    """Reduce a small tensor in place, through `places` (`Arena.small_places`).
 
-    `Arena.small_places`. The first rank of the host adds up, crosses, and leaves the result for the
-    others.
+    The first rank of the host sums, reduces over the hosts, and writes the result for the others.
     """
     if arena.size == 1:
-        arena.meet(call)
+        arena.barrier(call)
         crossing.get_ready()
         crossing.carry(flat, combine)
         return
     arena.turn = turn = 1 - arena.turn
     places[turn][arena.rank].copy_(flat)
-    arena.meet(call)
+    arena.barrier(call)
     crossing.get_ready()
     arena.turn = turn = 1 - turn
     result = places[turn][0]
@@ -81,18 +82,17 @@ def small(
         summing.add_up(places[1 - turn], combine, flat)
         crossing.carry(flat, combine)
         result.copy_(flat)
-    arena.meet(call)
+    arena.barrier(call)
     if arena.rank != 0:
         flat.copy_(result)
 
 
 def large(arena: Arena, crossing: Crossing, flat: Tensor, combine: Combine, call: Call) -> None:
-    """Each rank's slice of the sum is made where it lies in the rank's own tensor, and crosses from
-    there."""
+    """Reduce a large tensor in place: each rank sums its slice in its own tensor and carries it."""
     slices = crossing.slices(flat, arena.size)
     mine = slices[arena.rank]
     if arena.size == 1:
-        arena.meet(call)
+        arena.barrier(call)
         crossing.get_ready()
         crossing.carry(mine, combine)
         return
@@ -105,24 +105,24 @@ def large(arena: Arena, crossing: Crossing, flat: Tensor, combine: Combine, call
 def shared(
     arena: Arena, crossing: Crossing, tensors: Sequence[Tensor], combine: Combine, call: Call
 ) -> None:
-    """tensors: those of the host's ranks, flat, in shared memory.
+    """Reduce tensors in shared memory in place. `tensors`: those of the host's ranks, flat.
 
-    Add up our slice, cross with it, give everybody the sum.
+    Each rank sums its slice, reduces it over the hosts, and writes it to the tensors of all ranks.
     """
-    arena.meet(call)
+    arena.barrier(call)
     slices = [crossing.slices(tensor, arena.size)[arena.rank] for tensor in tensors]
     crossing.get_ready()
     summing.add_up_in_blocks(slices, combine)
     crossing.carry(slices[0], combine)
     for other in slices[1:]:
         other.copy_(slices[0])
-    arena.meet(call)
+    arena.barrier(call)
 
 
 def barrier(arena: Arena, crossing: Crossing, call: Call) -> None:
-    """All ranks of all hosts are here."""
-    arena.meet(call)
+    """Wait for all ranks of all hosts."""
+    arena.barrier(call)
     crossing.get_ready()
     if arena.rank == 0:
         crossing.carry(torch.zeros(1), torch.add)
-    arena.meet(call)
+    arena.barrier(call)

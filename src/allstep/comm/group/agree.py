@@ -1,8 +1,7 @@
-"""Ranks that decide something together, so that bad input ends all of them alike: one line from
-rank 0, the same exit status from all.
+"""Decisions of all ranks together, so that bad input ends all of them in the same way.
 
-Without this a rank that finds a file missing would raise while the others wait for it in the next
-collective.
+Rank 0 prints one line, and all ranks have the same exit status. Without this, a rank that finds a
+file missing would raise while the others wait for it in the next collective.
 """
 
 from collections.abc import Callable
@@ -17,32 +16,33 @@ T = TypeVar("T")
 
 
 class EndedElsewhere(SystemExit):
-    """Rank 0 raises a UserError for all ranks; the others exit with its status.
+    """The exit of a rank for which rank 0 raises the UserError; it has the same exit status.
 
     A caller that can continue catches both.
     """
 
 
 def rank_0_decides(world: World, decide: Callable[[], T]) -> T:
-    """What `decide` returns on rank 0, on every rank."""
+    """Return on every rank what `decide` returns on rank 0; end all ranks on its UserError."""
     answer: list[Any] = [_attempt(world, decide) if world.rank == 0 else None]
     dist.broadcast_object_list(answer)
     value, error = answer[0]
     _end_alike(world, error)
-    return value  # type: ignore[no-any-return]  # the T of rank 0
+    # The T of rank 0.
+    return value  # type: ignore[no-any-return]
 
 
 def everyone(world: World, act: Callable[[], T]) -> T:
-    """What `act` returns on this rank, unless it ends in a UserError on any rank: then all ranks
-    end."""
+    """Return what `act` returns on this rank; a UserError on any rank ends all ranks."""
     value, error = _attempt(world, act)
     errors = [error for error in gather(world, error) if error is not None]
     _end_alike(world, errors[0] if errors else None)
-    return value  # type: ignore[return-value]  # no error means a value
+    # Without an error there is a value.
+    return value  # type: ignore[return-value]
 
 
 def gather(world: World, value: T) -> list[T]:
-    """The values of all ranks, by rank, on every rank."""
+    """Return the values of all ranks, by rank, on every rank."""
     values: list[Any] = [None] * world.size
     dist.all_gather_object(values, value)
     return values

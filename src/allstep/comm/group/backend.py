@@ -1,9 +1,9 @@
-"""The name "allstep" in torch.distributed: what `init_process_group("allstep")` and `new_group`
-call.
+"""The backend "allstep" of torch.distributed: creates the groups for torch.
 
-torch takes our object for the whole group, whatever else the backend string says, so the group
-brings its own NCCL for CUDA tensors when torch sees a GPU. Both inner backends are registered
-inside the group, for the callers in C++ that go past Python.
+`init_process_group("allstep")` and `new_group` call it. torch uses our object for the whole group,
+whatever else the backend string contains, so the group brings its own NCCL for CUDA tensors if
+torch sees a GPU. Both inner backends are registered inside the group, for callers in C++ that
+bypass Python.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, _DistributedBackendOptions
 
 from allstep.comm.group.build import Options, join_hosts
-from allstep.comm.group.process_group import NAME, AllstepGroup
+from allstep.comm.group.named_group import NAME
+from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.guard import Guard
 from allstep.comm.join.barrier import host_name, leave_card
 from allstep.comm.network.guarded_gloo import connected
@@ -23,7 +24,7 @@ from allstep.comm.timeline import timeline
 
 
 def register() -> None:
-    """Make the name known to torch."""
+    """Register the backend with torch."""
     dist.Backend.register_backend(
         NAME, _create_for_torch, extended_api=True, devices=["cpu", "cuda"]
     )
@@ -32,14 +33,14 @@ def register() -> None:
 def _create_for_torch(
     options: _DistributedBackendOptions, backend_options: Any = None
 ) -> AllstepGroup:
-    """torch calls this for the default group and for every new one."""
+    """Create a group; torch calls this for the default group and for every new one."""
     if not dist.is_initialized() and not timeline.is_running():
         timeline.begin_if_asked(options.store, options.group_rank, options.group_size)
     return create(options, backend_options)
 
 
 def create(options: _DistributedBackendOptions, backend_options: Any = None) -> AllstepGroup:
-    """One group, on all its ranks at once."""
+    """Create one group, on all its ranks at once."""
     store, rank, size, timeout = (
         options.store,
         options.group_rank,
@@ -54,7 +55,7 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
         PrefixStore("guard/", store), rank, size, timeout.total_seconds(), names, host_name()
     )
     far = connected(PrefixStore("gloo/", store), rank, size, timeout, guard)
-    _tell(far.gloo.options, options)
+    _copy_names(far.gloo.options, options)
     far.gloo._set_sequence_number_for_group()
     group = AllstepGroup(store, rank, size, timeout, far, guard)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, far.gloo)
@@ -70,10 +71,10 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
 def create_apart(
     store: Store, name: str, rank: int, ranks: Sequence[int], start: float, timeout: float
 ) -> AllstepGroup:
-    """Make a group that torch does not know of, on all its ranks at once.
+    """Create a group that torch does not know of, on all its ranks at once.
 
-    store: one that has no other writer. rank: ours in the world. ranks: the members, in the world.
-    start, timeout: seconds for connecting, and for an operation.
+    `store` must have no other writer. `rank` is ours in the world, `ranks` are the members in the
+    world. `start` and `timeout` are seconds for connecting, and for an operation.
     """
     options = _DistributedBackendOptions()
     options.store = store
@@ -87,9 +88,9 @@ def create_apart(
 
 
 def _nccl(options: _DistributedBackendOptions, chosen: Any) -> Any:
-    """NCCL connects when it is first used, so a group without GPU work pays nothing.
+    """Create the NCCL group for CUDA tensors. Our tests do not run it: no GPU.
 
-    Not run by our tests: no GPU.
+    NCCL connects when it is first used, so a group without GPU work pays nothing.
     """
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
@@ -97,7 +98,7 @@ def _nccl(options: _DistributedBackendOptions, chosen: Any) -> Any:
         chosen if isinstance(chosen, ProcessGroupNCCL.Options) else ProcessGroupNCCL.Options()
     )
     nccl_options._timeout = options.timeout
-    _tell(nccl_options, options)
+    _copy_names(nccl_options, options)
     nccl = ProcessGroupNCCL(
         PrefixStore("nccl/", options.store), options.group_rank, options.group_size, nccl_options
     )
@@ -105,6 +106,6 @@ def _nccl(options: _DistributedBackendOptions, chosen: Any) -> Any:
     return nccl
 
 
-def _tell(to: Any, options: _DistributedBackendOptions) -> None:
+def _copy_names(to: Any, options: _DistributedBackendOptions) -> None:
     to.global_ranks_in_group = options.global_ranks_in_group
     to.group_name = options.group_id

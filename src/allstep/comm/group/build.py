@@ -1,15 +1,15 @@
-"""The hosts of a group: which ranks share memory, and the lanes between hosts.
+"""Builds the shared memory of a group and the lanes between its hosts.
 
-Every rank leaves a card in the group's store; from all cards every rank computes the same picture
+Every rank writes a card to the group's store; from all cards every rank computes the same layout
 (`host_map`).
 
-==================
-================================================================================================================
-one host            one arena for all ranks several             an arena on each host, and a lane
-for each slice. When one host cannot share memory, all ranks use Gloo one, for study      with an
-algorithm named, every rank counts as a host of its own: the algorithm carries everything, over Gloo
-==================
-================================================================================================================
+```
+one host             one arena for all ranks
+several hosts        an arena on each host, and a lane for each slice. If one host cannot share
+                     memory, all ranks use Gloo
+one host, study      if an algorithm is named, every rank counts as a host of its own: the
+                     algorithm moves everything, over Gloo
+```
 """
 
 import json
@@ -24,10 +24,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from allstep import machine
 from allstep.comm.group.across_hosts import Crossing
 from allstep.comm.group.host_map import Layout
-from allstep.comm.group.shared_memory import LocalMover
+from allstep.comm.group.shared_memory import SharedMemoryTransport
 from allstep.comm.health.guard import Guard
 from allstep.comm.join.store import collect
-from allstep.comm.memory.arena import WORDS, Arena, block_bytes, segment_bytes
+from allstep.comm.memory.arena import TEXT_BYTES, Arena, block_bytes, segment_bytes
 from allstep.comm.memory.flags import Flags, control_bytes, spins_for
 from allstep.comm.memory.segment import Segment, parts, share
 from allstep.comm.network.algorithms import VARIABLE, wanted_algorithm
@@ -43,12 +43,12 @@ DEFAULT_POOL_MB = 8
 
 @dataclass(frozen=True)
 class Options:
-    """What a group of backend "allstep" can be told: `new_group(backend="allstep",
-    pg_options=Options(algorithm="ring"))`.
+    """Options of a group: `new_group(backend="allstep", pg_options=Options(algorithm="ring"))`.
 
-    algorithm: of the step between hosts: ring, tree, butterfly, star, native or auto. Other than
-    auto, it carries all_reduce on one host as well, instead of shared memory: to study it. nccl:
-    `ProcessGroupNCCL.Options` for CUDA tensors.
+    `algorithm` is the algorithm between hosts: ring, tree, butterfly, star, native or auto
+    (default: ALLSTEP_ALGORITHM, else auto). One other than auto also replaces shared memory in
+    all_reduce on one host, to study it. `nccl` are `ProcessGroupNCCL.Options` for CUDA tensors
+    (default: NCCL's own).
     """
 
     algorithm: str | None = None
@@ -57,11 +57,11 @@ class Options:
 
 def join_hosts(
     store: Store, rank: int, size: int, timeout: timedelta, options: Options, guard: Guard
-) -> LocalMover | None:
-    """What the ranks of a group move through memory that they share, and across hosts by slice.
+) -> SharedMemoryTransport | None:
+    """Return the transport over shared memory, and over hosts by slices.
 
-    None when a host cannot share memory: then it is all Gloo's. All ranks agree on which. A rank
-    alone has an arena to itself, which is quicker than Gloo with nobody.
+    None if a host cannot share memory: then Gloo does everything. All ranks get the same answer. A
+    single rank has an arena of its own, which is faster than Gloo.
     """
     start = read_limits().start
     wanted = wanted_algorithm(options.algorithm)
@@ -76,7 +76,7 @@ def join_hosts(
         "study": wanted is not None and (options.algorithm is not None or _is_alone()),
     }
     cards = [
-        json.loads(word) for word in collect(store, "host", rank, size, json.dumps(own), start)
+        json.loads(card) for card in collect(store, "host", rank, size, json.dumps(own), start)
     ]
     _check_same_algorithm(cards)
     guard.watch_processes(_neighbours(rank, cards))
@@ -90,14 +90,13 @@ def join_hosts(
         return None
     if arena is None:
         return None
-    guard.share(arena)
-    way = _make_crossing(store, layout, timeout, options, guard) if layout.num_lanes else None
-    return LocalMover(arena, layout, guard, way)
+    guard.add_channel(arena)
+    crossing = _make_crossing(store, layout, timeout, options, guard) if layout.num_lanes else None
+    return SharedMemoryTransport(arena, layout, guard, crossing)
 
 
 def _neighbours(rank: int, cards: list[dict[str, Any]]) -> dict[int, int]:
-    """The processes of the other ranks of our host, by rank, as far as their pids mean anything to
-    us."""
+    """Return the pids of the other ranks of our host, by rank, if in our pid namespace."""
     own = cards[rank]["node"], namespace() or None
     same = [other for other, card in enumerate(cards) if (card["node"], card["namespace"]) == own]
     return {other: cards[other]["pid"] for other in same if other != rank}
@@ -108,18 +107,19 @@ def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
     for rank, card in enumerate(cards):
         named.setdefault(card["algorithm"], []).append(rank)
     if len(named) > 1:
-        told = "; ".join(
+        groups = "; ".join(
             f"{name} on ranks {', '.join(map(str, ranks))}" for name, ranks in named.items()
         )
         raise ConfigError(
-            f"ranks of one group name different algorithms: {told}. Set {VARIABLE} alike everywhere"
+            f"ranks request different algorithms ({groups}); set {VARIABLE} to the same value on"
+            " every rank"
         )
 
 
 def _make_arena(
     store: Store, layout: Layout, cards: list[dict[str, Any]], start: float, guard: Guard
 ) -> Arena | None:
-    """The memory of our host; None when it cannot be shared."""
+    """Return the shared memory of our host; None if it cannot be shared."""
     ours = [cards[rank] for rank in layout.neighbours]
     rank, size = layout.local_rank, len(ours)
     pool = min(card["pool"] for card in ours)
@@ -128,21 +128,16 @@ def _make_arena(
         segment = Segment(memoryview(mmap.mmap(-1, nbytes)), nbytes)
     else:
         try:
-            segment = share(
-                PrefixStore(f"segment/{layout.host}", store),
-                rank,
-                size,
-                segment_bytes(size, pool),
-                start,
-            )
+            own_store = PrefixStore(f"segment/{layout.host}", store)
+            segment = share(own_store, rank, size, segment_bytes(size, pool), start)
         except CommError:
             return None
-    control, words, *pools = parts(segment, control_bytes(size), size * WORDS, *[pool] * size)
+    control, texts, *pools = parts(segment, control_bytes(size), size * TEXT_BYTES, *[pool] * size)
     num_cores = len(set().union(*(card["cores"] for card in ours)))
     spins = spins_for(size, min(num_cores, int(machine.cpu_quota() or num_cores)))
     flags = Flags(control, rank, [card["pid"] for card in ours], spins, guard, layout.neighbours)
     # A container may hide the caches from one rank and show them to another.
-    return Arena(flags, words, pools, min(card["block"] for card in ours))
+    return Arena(flags, texts, pools, min(card["block"] for card in ours))
 
 
 def _make_crossing(
@@ -151,17 +146,17 @@ def _make_crossing(
     if not layout.lane:
         return Crossing(layout.num_lanes, None)
     lane_store = PrefixStore(f"lane/{layout.local_rank}", store)
-    mover = connected(lane_store, layout.host, len(layout.hosts), timeout, guard, layout.lane)
+    transport = connected(lane_store, layout.host, len(layout.hosts), timeout, guard, layout.lane)
     return Crossing(
         layout.num_lanes,
-        Lane(mover, wanted_algorithm(options.algorithm), guard.check_while_waiting),
+        Lane(transport, wanted_algorithm(options.algorithm), guard.check_while_waiting),
     )
 
 
 def pool_bytes() -> int:
-    """The pool of each rank, for tensors that do not live in shared memory:
+    """Return the bytes of each rank's pool, for tensors outside shared memory.
 
-    ALLSTEP_POOL_MB, 8 when not set.
+    ALLSTEP_POOL_MB megabytes (default: 8).
     """
     text = os.environ.get("ALLSTEP_POOL_MB", str(DEFAULT_POOL_MB))
     try:
@@ -174,13 +169,15 @@ def pool_bytes() -> int:
 
 
 def _node() -> str:
-    """The host in the launcher's words where there is a launcher."""
+    """Return the name of our host, as the launcher calls it if there is one."""
     return node_of(_world())
 
 
 def _is_alone() -> bool:
-    """Whether the whole world is on one host, so that an algorithm named for everybody can only be
-    meant for study."""
+    """Return whether the whole world is on one host.
+
+    Then an algorithm that is named for all groups can only be meant for study.
+    """
     return _world().cross_size == 1
 
 

@@ -1,4 +1,4 @@
-"""Which ranks of a group share a host, and who crosses between hosts for them.
+"""Which ranks of a group share a host, and which of them exchange data with other hosts.
 
 ```
             host a              host b
@@ -6,12 +6,11 @@
 local rank  0       1           0       1       2
 lane        0 ------------------0                       carries slice 0 of a tensor across
                     1 -----------------1                carries slice 1
-                                               (none)   the smallest host has two ranks, so there
-                                               are two lanes
+                                               (none)   the smallest host has two ranks: two lanes
 ```
 
-A tensor is cut into as many slices as there are lanes. Every rank with a lane takes its slice
-across the hosts, all at the same time: the bytes on the wire are those of one rank per host.
+A tensor is cut into as many slices as there are lanes. Every rank with a lane reduces its slice
+over the hosts, all at the same time: the bytes on the wire are those of one rank per host.
 """
 
 from collections.abc import Sequence
@@ -23,11 +22,12 @@ class Layout:
     """The hosts of a group, seen from one rank."""
 
     rank: int
-    hosts: tuple[tuple[int, ...], ...]  # the ranks on each
+    hosts: tuple[tuple[int, ...], ...]
+    """The ranks on each host."""
 
     @classmethod
     def of(cls, rank: int, nodes: Sequence[str]) -> "Layout":
-        """nodes: what each rank calls its host. Hosts are numbered as they turn up."""
+        """Return the layout of ranks whose hosts are `nodes`, numbered in order of appearance."""
         ranks_on: dict[str, list[int]] = {}
         for other, node in enumerate(nodes):
             ranks_on.setdefault(node, []).append(other)
@@ -35,7 +35,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks of the group."""
         return sum(map(len, self.hosts))
 
     @property
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """The ranks of our host, us included."""
+        """The ranks of our host, this rank included."""
         return self.hosts[self.host]
 
     @property
@@ -54,13 +54,12 @@ class Layout:
 
     @property
     def num_lanes(self) -> int:
-        """As many as the smallest host has ranks; none when there is only one host."""
+        """The number of ranks of the smallest host; 0 if there is only one host."""
         return min(map(len, self.hosts)) if len(self.hosts) > 1 else 0
 
     @property
     def lane(self) -> tuple[int, ...]:
-        """The ranks with our local rank, by host; empty when our host has more ranks than there are
-        lanes."""
+        """The ranks with our local rank, by host; empty if our local rank has no lane."""
         local_rank = self.local_rank
         return (
             tuple(ranks[local_rank] for ranks in self.hosts) if local_rank < self.num_lanes else ()

@@ -1,10 +1,10 @@
-"""`allstep.init()`: from a started process to a rank that can work with the others.
+"""`allstep.init()`: from a started process to a rank of a process group.
 
-Five steps: detect who we are, find the store that all ranks share, meet there (`joined`), take our
-share of cores and our GPU, and make torch's default process group. One process is a real group,
-too.
+Five steps: detect our rank, find the store that all ranks share, wait there for the other ranks
+(`joined`), set threads and GPU, and create torch's default process group. A single process is a
+real group, too.
 
-What a process has of all this is one object, a `Session`. It can be closed, and opened again.
+The state of a process is one object, a `Session`. It can be closed and opened again.
 """
 
 import atexit
@@ -17,18 +17,19 @@ import torch
 import torch.distributed as dist
 
 from allstep.comm.group.backend import create_apart
-from allstep.comm.group.joined import Joined, meet_all
-from allstep.comm.group.process_group import NAME, AllstepGroup
+from allstep.comm.group.joined import Joined, join_ranks
+from allstep.comm.group.named_group import NAME
+from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
 from allstep.errors import WorldError
 from allstep.world import World
 
 
 class Session:
-    """All that a process keeps about its world: who the others are, and the groups made on top.
+    """The state of this process in its world: the other ranks, and the groups made with them.
 
     ```
-    join, part      the meeting of the ranks, counted: the default group and the engine both need it
+    join, part      the rendezvous of the ranks, counted: default group and engine both need it
     init, shutdown  torch's default group, and groups for single purposes
     ```
     """
@@ -41,21 +42,21 @@ class Session:
         self._is_registered = False
 
     def join(self, launcher: str | None = None) -> Joined:
-        """Meet the other ranks, unless that has been done. `part` must follow."""
+        """Join the other ranks, unless that has been done. `part` must follow."""
         if self._joined is None:
-            self._joined = meet_all(launcher)
+            self._joined = join_ranks(launcher)
         self._num_holders += 1
         return self._joined
 
     def part(self) -> None:
-        """End what one `join` began; the last one leaves the other ranks."""
+        """Undo one `join`; the last one leaves the other ranks."""
         self._num_holders -= 1
         if self._num_holders == 0 and self._joined is not None:
             ended, self._joined = self._joined, None
             ended.close()
 
     def init(self, launcher: str | None = None) -> World:
-        """Join, and make torch's default group. A second call returns the same world."""
+        """Join the other ranks and create torch's default group, unless that has been done."""
         # A second thread waits for the world that the first one joins.
         with self._lock:
             if self._default is not None:
@@ -71,7 +72,7 @@ class Session:
             return joined.world
 
     def shutdown(self) -> None:
-        """End the groups and leave the ranks. `init` may be called again."""
+        """Destroy the groups and leave the other ranks. `init` may be called again."""
         with self._lock:
             if self._default is None:
                 return
@@ -81,24 +82,24 @@ class Session:
 
     @property
     def default(self) -> "DefaultGroup | None":
-        """What `init` made, until `shutdown`."""
+        """The groups that `init` made, until `shutdown`; else None."""
         return self._default
 
     def _leave_at_exit(self) -> None:
-        """A script need not call `shutdown`. Registered once, however often the process joins."""
+        """Register the clean-up at exit once, for scripts that do not call `shutdown`."""
         if not self._is_registered:
             atexit.register(self._leave_alone)
             self._is_registered = True
 
     def _leave_alone(self) -> None:
-        """At the exit of a process that has not called `shutdown`: wait for no other rank."""
+        """Keep the groups at exit without `shutdown`, so that the exit waits for no other rank."""
         if self._default is not None:
             groups = [*self._default.by_purpose.values(), *dist.distributed_c10d._world.pg_map]
-            leave_alone([self._default.joined.meeting.store, *groups])
+            leave_alone([self._default.joined.rendezvous.store, *groups])
 
 
 class DefaultGroup:
-    """torch's default group, and groups of all ranks for single purposes next to it."""
+    """torch's default group, and further groups of all ranks for single purposes."""
 
     def __init__(self, joined: Joined) -> None:
         self.joined = joined
@@ -109,7 +110,7 @@ class DefaultGroup:
         self.closers: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     def group_for(self, purpose: str) -> AllstepGroup:
-        """Return the group of this purpose; made by all ranks together when they first ask for it."""
+        """Return the group of this purpose; all ranks make it together at the first call."""
         if purpose not in self.by_purpose:
             world, limits = self.joined.world, self.joined.limits
             store, name = self.joined.fresh_store(f"group for {purpose}"), f"allstep {purpose}"
@@ -119,7 +120,7 @@ class DefaultGroup:
         return self.by_purpose[purpose]
 
     def close(self) -> None:
-        """Close what was registered, then the groups."""
+        """Call the registered closers, then destroy the groups."""
         for closer in self.closers:
             if (close := closer()) is not None:
                 close()
@@ -138,25 +139,24 @@ def session() -> Session:
 
 
 def init(launcher: str | None = None) -> World:
-    """Join the other ranks and return our place among them. A second call returns the same world.
+    """Join the other ranks and return this process's world: rank, size, local rank and host.
 
-    launcher: which launcher to trust for rank and size, instead of detecting it (see
-    `allstep.world`).
+    A second call returns the same world. `launcher` is the launcher to trust for rank and size,
+    such as "slurm" (default: detect it, see `allstep.world`).
     """
     return _session.init(launcher)
 
 
 def shutdown() -> None:
-    """Leave the group. `init` may be called again."""
+    """Destroy the groups and leave the other ranks. `init` may be called again."""
     _session.shutdown()
 
 
 def group_for(purpose: str) -> AllstepGroup:
-    """Return a group of all ranks next to torch's default one, the same for each call with this
-    purpose.
+    """Return a group of all ranks besides torch's default one; the same one for each `purpose`.
 
-    Operations of one group do not wait for those of another. All ranks ask for it together. It ends
-    with `shutdown`.
+    Operations of one group do not wait for those of another. All ranks call this together. The
+    group ends with `shutdown`.
     """
     if _session.default is None:
         raise WorldError(f"a group for {purpose}: call allstep.init() first")
@@ -164,24 +164,24 @@ def group_for(purpose: str) -> AllstepGroup:
 
 
 def at_shutdown(close: Callable[[], None]) -> None:
-    """Have a method called by `shutdown`, before the groups end, if its object still exists then."""
+    """Register a method that `shutdown` calls before the groups end, if its object still exists."""
     if _session.default is not None:
         _session.default.closers.append(weakref.WeakMethod(close))
 
 
 def is_running() -> bool:
-    """Whether `init` has been called, and `shutdown` has not."""
+    """Return whether `init` has been called without `shutdown`."""
     return _session.default is not None
 
 
 def _make_group(joined: Joined) -> bool:
-    """torch's default group, unless the script made one itself; whether we made it."""
+    """Create torch's default group, unless the script did; return whether it was created here."""
     world, limits = joined.world, joined.limits
     if dist.is_initialized():
         if dist.get_world_size() != world.size or dist.get_rank() != world.rank:
             raise WorldError(
                 f"torch's default group has rank {dist.get_rank()} of {dist.get_world_size()}, but"
-                f" {world.launcher} says {world.rank} of {world.size}: call allstep.init() instead"
+                f" {world.launcher} set {world.rank} of {world.size}: call allstep.init() instead"
                 " of init_process_group"
             )
         return False
@@ -192,12 +192,13 @@ def _make_group(joined: Joined) -> bool:
         store=joined.fresh_store("group"),
         rank=world.rank,
         world_size=world.size,
-        timeout=timedelta(seconds=limits.start),  # for connecting to each other
+        # For connecting to each other.
+        timeout=timedelta(seconds=limits.start),
     )
     _allow(limits.timeout)
     return True
 
 
 def _allow(seconds: float) -> None:
-    """From now on a collective may take so long."""
+    """Set the timeout of collectives of the default group."""
     dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=seconds))

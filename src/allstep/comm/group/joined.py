@@ -1,9 +1,8 @@
-"""How the ranks of a run meet: every rank leaves a card in the store, and reads those of all
-others.
+"""How the ranks of a run join: every rank writes a card to the store and reads those of all others.
 
-The cards make the world exact. A launcher tells each rank its own place, often not the others';
-from the cards every rank computes the same picture: which ranks share a host, which cores they may
-use, from which interface the other hosts are reached. A rank that does not appear is named.
+The cards make the world exact. A launcher gives each rank its own position, often not the others'.
+From the cards every rank computes the same result: which ranks share a host, which cores they may
+use, and which interface leads to the other hosts. Missing ranks are named in the error.
 """
 
 import json
@@ -21,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from allstep import machine
 from allstep.comm.health.threads import watch
 from allstep.comm.join.attendance import attend, differing_programs, leave, program
-from allstep.comm.join.rendezvous import Meeting, expected_host, find_store
+from allstep.comm.join.rendezvous import Rendezvous, expected_host, find_store
 from allstep.comm.join.store import WireStore, collect
 from allstep.comm.timeline.timeline import begin_if_asked, stop_timeline
 from allstep.console.escape import print_notice
@@ -33,37 +32,39 @@ from allstep.world import World, local_variables, node_of, places
 
 @dataclass
 class Joined:
-    """The ranks have met: our exact place, the store that all share, and the card of each rank.
+    """The joined ranks: our exact world, the store that all share, and the card of each rank.
 
-    Several parts of a process may need this at once (torch's default group, the engine of named
-    operations): `Session` counts them, and the last one to leave closes it.
+    Several components of a process may need this at once (torch's default group, the engine of
+    named operations): `Session` counts them, and the last one to leave closes it.
     """
 
     world: World
-    meeting: Meeting
+    rendezvous: Rendezvous
     limits: Limits
     cards: list[dict[str, Any]]
     number: int
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that were set for this meeting."""
+    """Environment variables that were set when the ranks joined."""
     _used: Counter[str] = field(default_factory=Counter)
 
     def fresh_store(self, what: str) -> Store:
         """Return a part of the store that is still empty.
 
-        All ranks ask for the same things in the same order.
+        All ranks request the same names in the same order.
         """
         self._used[what] += 1
-        return PrefixStore(f"allstep/{self.number}/{what}/{self._used[what]}", self.meeting.store)
+        return PrefixStore(
+            f"allstep/{self.number}/{what}/{self._used[what]}", self.rendezvous.store
+        )
 
     def wait_for_all(self, what: str) -> None:
-        """Wait until every rank has come this far; in rank 0, also until every rank knows that.
+        """Wait for all ranks; in rank 0, also until every rank knows that all have arrived.
 
         Rank 0 may serve the store, and its script may end right after this: a rank that still waits
         for an answer would lose it.
         """
         fresh = self.fresh_store(what)
-        _wait_for_all(fresh, self.world, self.meeting.store, self.limits)
+        _wait_for_all(fresh, self.world, self.rendezvous.store, self.limits)
         if self.world.rank:
             fresh.set(f"knows/{self.world.rank}", "")
         elif self.world.size > 1:
@@ -79,8 +80,7 @@ class Joined:
 
     @property
     def neighbours(self) -> dict[int, int]:
-        """The processes of the other ranks of our host, by rank, as far as their pids mean anything
-        to us."""
+        """The pids of the other ranks of our host, by rank, if they are in our pid namespace."""
         nodes, rank, own = self.nodes, self.world.rank, namespace() or None
         here = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
         return {
@@ -90,64 +90,68 @@ class Joined:
         }
 
     def close(self) -> None:
-        """Leave the other ranks; the store's connection, and its server if we have it, end."""
+        """Leave the other ranks; close the store's connection, and its server if we run it."""
         stop_timeline()
-        leave(self.meeting.store, self.world, self.number)
-        _close(self.meeting)
-        # What this process starts later, perhaps on other hosts, must not inherit our interface.
+        leave(self.rendezvous.store, self.world, self.number)
+        _close(self.rendezvous)
+        # Processes started later, perhaps on other hosts, must not inherit our interface.
         for name, value in self.variables.items():
             if os.environ.get(name) == value:
                 del os.environ[name]
 
 
-def _close(meeting: Meeting) -> None:
-    if meeting.server is not None:
-        watch().not_at_end(meeting.server.close)
-    meeting.close()
+def _close(rendezvous: Rendezvous) -> None:
+    if rendezvous.server is not None:
+        watch().not_at_end(rendezvous.server.close)
+    rendezvous.close()
 
 
-def meet_all(launcher: str | None) -> Joined:
-    """Find the store, leave our card, and wait for those of all ranks."""
+def join_ranks(launcher: str | None) -> Joined:
+    """Find the store, write our card, and wait for those of all ranks."""
     limits = read_limits()
     world = World.detect(launcher)
-    meeting = find_store(world, limits)
+    rendezvous = find_store(world, limits)
     try:
-        number = attend(meeting.store, world)
-        cards = _meet(world, meeting.store, limits, number)
-        meeting.all_here()
+        number = attend(rendezvous.store, world)
+        cards = _exchange_cards(world, rendezvous.store, limits, number)
+        rendezvous.all_joined()
         programs, local_ranks = zip(
             *((card["program"], card["local_rank"]) for card in cards), strict=True
         )
         if world.rank == 0 and (line := differing_programs(programs, local_ranks)):
             print_notice(line)
-        if meeting.server is not None:
+        if rendezvous.server is not None:
             # No rank waits for a server whose process is being torn down.
-            watch().at_end(meeting.server.close)
+            watch().at_end(rendezvous.server.close)
         world = exact(world, cards)
         _take_cores(world, cards)
         variables = _choose_interface(world, cards)
-        begin_if_asked(PrefixStore(f"allstep/{number}", meeting.store), world.rank, world.size)
+        begin_if_asked(PrefixStore(f"allstep/{number}", rendezvous.store), world.rank, world.size)
     except BaseException:
-        _close(meeting)
+        _close(rendezvous)
         raise
-    return Joined(world, meeting, limits, cards, number, variables)
+    return Joined(world, rendezvous, limits, cards, number, variables)
 
 
 def _wait_for_all(
-    fresh: Store, world: World, store: Store, limits: Limits, word: str = ""
+    fresh: Store, world: World, store: Store, limits: Limits, value: str = ""
 ) -> list[str]:
-    """The words of all ranks, by rank, left in a fresh part of the store; those who do not come are
-    named."""
+    """Write `value` to an empty part of the store; return those of all ranks, by rank.
+
+    Raises WorldError with the missing ranks.
+    """
     started = time.monotonic()
     try:
-        return collect(fresh, "rank", world.rank, world.size, word, limits.start)
+        return collect(fresh, "rank", world.rank, world.size, value, limits.start)
     except RuntimeError as error:
         missing = [rank for rank in range(world.size) if not fresh.check([f"rank/{rank}"])]
         raise WorldError(_absent(missing, world, store, time.monotonic() - started)) from error
 
 
-def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:
-    """Leave our card, wait for the others', return them by rank."""
+def _exchange_cards(
+    world: World, store: Store, limits: Limits, number: int
+) -> list[dict[str, Any]]:
+    """Write our card and return those of all ranks, by rank."""
     card = json.dumps(_card(world, store))
     fresh = PrefixStore(f"allstep/meet/{number}", store)
     return [json.loads(found) for found in _wait_for_all(fresh, world, store, limits, card)]
@@ -168,9 +172,9 @@ def _card(world: World, store: Store) -> dict[str, Any]:
 
 
 def _own_and_stores_address(store: Store) -> list[str]:
-    """Two addresses that lead to other hosts: ours towards the store, and the store's own.
+    """Return two addresses that lead to other hosts: ours towards the store, and the store's.
 
-    Loopback leads nowhere.
+    Loopback addresses are left out.
     """
     if not isinstance(store, WireStore):
         return []
@@ -182,32 +186,36 @@ def _absent(missing: list[int], world: World, store: Store, seconds: float) -> s
     names = []
     for rank in missing:
         host = expected_host(rank, world, store)
-        names.append(f"rank {rank} on {host}" if host else f"rank {rank} (nobody told us its host)")
+        names.append(f"rank {rank} on {host}" if host else f"rank {rank} (host unknown)")
     return (
-        f"{len(missing)} of {world.size} ranks did not turn up within {seconds:.0f} s:"
-        f" {', '.join(names)}. Does every rank call allstep.init(), and did one die before?"
-        " ALLSTEP_START_TIMEOUT sets the time"
+        f"{len(missing)} of {world.size} ranks did not join within {seconds:.0f} s:"
+        f" {', '.join(names)}. Check that every rank calls allstep.init() and that none exited"
+        " before; ALLSTEP_START_TIMEOUT sets the time limit"
     )
 
 
 def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | None = None) -> World:
-    """The world with every number as the cards show it; what the launcher told us of our host must
-    agree with them."""
+    """Return the world with every number as the cards show it.
+
+    Raises WorldError if that contradicts what the launcher gave for our host.
+    """
     exact = places(_nodes(cards), world.launcher)[world.rank]
-    told = local_variables(world, env)
-    if told and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
+    given = local_variables(world, env)
+    if given and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
         raise WorldError(
-            f"{world.launcher} says that rank {world.rank} is local rank {world.local_rank} of"
-            f" {world.local_size} on {world.host} ({told}), but {exact.local_size} ranks turned up"
-            f" there, of which it is number {exact.local_rank}"
+            f"according to {world.launcher}, rank {world.rank} is local rank {world.local_rank} of"
+            f" {world.local_size} on {world.host} ({given}), but {exact.local_size} ranks joined"
+            f" there, and it is local rank {exact.local_rank} of them"
         )
     return replace(exact, host=world.host)
 
 
 def _nodes(cards: list[dict[str, Any]]) -> list[str]:
-    """The host of each rank. Ranks of one machine to which the launcher gave the same local rank
-    are on different hosts in its eyes (hosts that are simulated on one machine), and its eyes
-    count."""
+    """Return the host of each rank.
+
+    Ranks of one machine to which the launcher gave the same local rank are on different hosts for
+    the launcher (hosts simulated on one machine), and its view counts.
+    """
     seen: Counter[tuple[str, int]] = Counter()
     nodes = []
     for card in cards:
@@ -218,8 +226,7 @@ def _nodes(cards: list[dict[str, Any]]) -> list[str]:
 
 
 def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
-    """Threads = our share of the cores that the ranks of this host may use, unless the user set a
-    number."""
+    """Set the number of threads to our share of the host's cores, unless the user set a number."""
     if _user_set_threads(world):
         return
     nodes = _nodes(cards)
@@ -232,16 +239,19 @@ def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
 
 
 def _user_set_threads(world: World) -> bool:
-    """Whether OMP_NUM_THREADS is the user's. `allstep run` marks its own; torchrun's own is 1."""
+    """Return whether the user set OMP_NUM_THREADS.
+
+    `allstep run` marks its own value; torchrun's own is 1.
+    """
     value = machine.threads_by_user(os.environ)
     return value is not None and not (world.launcher == "torchrun" and value == "1")
 
 
 def _choose_interface(world: World, cards: list[dict[str, Any]]) -> dict[str, str]:
-    """Tell Gloo and NCCL which interface leads to the other hosts, by variables; return those that
-    were not set before.
+    """Set the variables that name the network interface to the other hosts for Gloo and NCCL.
 
-    A host's name often resolves to 127.0.1.1 and would mislead them.
+    Return those that were not set before. Without them, a host name that resolves to 127.0.1.1, as
+    it often does, would mislead both.
     """
     nodes = _nodes(cards)
     others = [card for card, node in zip(cards, nodes, strict=True) if node != nodes[world.rank]]

@@ -1,8 +1,7 @@
-"""What an operation in shared memory needs, worked out once for each kind of call and kept.
+"""Plans of operations in shared memory, computed once for each kind of call and kept.
 
-Whether the ranks call the same thing is told by a mark, a checksum of what the operation is in
-words (`comm.op.describe`). Marks are made here for every collective, also for those that Gloo
-carries.
+A mark, a checksum of the description of a call (`comm.op.describe`), shows whether all ranks call
+the same operation. Every collective has one, also those that Gloo runs.
 """
 
 import zlib
@@ -15,72 +14,72 @@ from torch._C._distributed_c10d import ReduceOp
 
 from allstep.comm.memory import reduce as summing
 from allstep.comm.memory.arena import BLOCK_BITS, SMALL, Arena, Call
-from allstep.comm.op.describe import kind_of, words
+from allstep.comm.op.describe import describe, kind_of
 from allstep.comm.op.reduction import FOLD
 
-RedOpType: Any = ReduceOp.RedOpType  # torch's stub shows an enumeration without members
+# torch's stub declares an enumeration without members.
+RedOpType: Any = ReduceOp.RedOpType
 COMBINE: dict[Any, summing.Combine] = {
     **FOLD,
     RedOpType.AVG: torch.add,  # divided afterwards
     RedOpType.PREMUL_SUM: torch.add,  # multiplied beforehand
 }
-_MOST_PLANS = 1000
+_MAX_PLANS = 1000
 _BITWISE = (RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Plan(NamedTuple):
-    """How an operation on so many elements of a dtype is done."""
+    """How to run an operation on tensors of one shape and dtype."""
 
     call: Call
-    places: tuple[tuple[Tensor, ...], ...]  # [turn][rank], when it is small
+    places: tuple[tuple[Tensor, ...], ...]
+    """For a small tensor: its places, [turn][rank]; else empty."""
     combine: summing.Combine
     divide: bool
-    scaled: bool  # each rank's tensor is first multiplied by a factor of its own
-    shared: tuple[
-        Tensor, ...
-    ] = ()  # large and in shared memory: the tensors of the host's ranks, flat
-    blocks: tuple[
-        tuple[Tensor, ...], ...
-    ] = ()  # of those, what this rank adds up on one host: `summing.own_blocks`
+    """Whether the sum is divided by the number of ranks."""
+    scaled: bool
+    """Whether each rank's tensor is first multiplied by a factor of its own."""
+    shared: tuple[Tensor, ...] = ()
+    """For a large tensor in shared memory: the tensors of the host's ranks, flat."""
+    blocks: tuple[tuple[Tensor, ...], ...] = ()
+    """The blocks of `shared` that this rank sums on one host: `summing.own_blocks`."""
 
 
 class SharedBlock(NamedTuple):
-    """What one `shared_empty` made: a tensor of the same size on every rank, all of them visible to
-    all."""
+    """The memory of one `shared_empty`: a tensor of the same size on every rank of the host."""
 
     number: int
-    parts: Sequence[memoryview]  # by rank
+    parts: Sequence[memoryview]
+    """The memory of each rank's tensor, by rank."""
 
 
-def call_of(said: str) -> Call:
-    """A call by its words."""
-    return Call(zlib.crc32(said.encode()) << BLOCK_BITS, said)
+def call_of(text: str) -> Call:
+    """Return the call with this description, and its mark."""
+    return Call(zlib.crc32(text.encode()) << BLOCK_BITS, text)
 
 
 def can(dtype: torch.dtype, kind: Any) -> bool:
-    """Whether torch's own kernels compute this reduction as it is; the rest is left to others."""
+    """Return whether torch's own kernels compute this reduction; if not, Gloo does."""
     if dtype not in _DTYPES or (kind is not None and kind not in COMBINE):
         return False
     if kind in _BITWISE:
         return dtype not in _FLOATS
-    # a sum of halves may overflow where the mean does not
-    return kind not in (RedOpType.AVG, RedOpType.PREMUL_SUM) or dtype in (
-        torch.float32,
-        torch.float64,
-    )
+    # In half precision the sum may overflow where the mean does not.
+    is_exact = dtype in (torch.float32, torch.float64)
+    return is_exact or kind not in (RedOpType.AVG, RedOpType.PREMUL_SUM)
 
 
 def flattened(tensor: Tensor) -> Tensor:
-    """One dimension, without gradients: a view where it can be."""
+    """Return the tensor in one dimension, without gradients; a view if possible."""
     if tensor.dim() == 1 and not tensor.requires_grad and tensor.is_contiguous():
         return tensor
     return tensor.detach().reshape(-1)
 
 
 def finish(tensor: Tensor, flat: Tensor, plan: Plan, size: int) -> None:
-    """The average, and the way back for a tensor that had to be copied to be flat."""
+    """Divide for an average, and copy back if `flat` is a copy of `tensor`."""
     if plan.divide:
         flat.div_(size)
     if flat is tensor:
@@ -90,10 +89,10 @@ def finish(tensor: Tensor, flat: Tensor, plan: Plan, size: int) -> None:
 
 
 class Plans:
-    """Makes plans and keeps them, for the ranks of one group.
+    """Makes and keeps the plans of one group.
 
-    is_one_host: whether all ranks of the group share the arena. blocks: the tensors in shared
-    memory, by the address of our own part. num_blocks: how many there have been.
+    `is_one_host`: whether all ranks of the group share the arena. `blocks` are the tensors in
+    shared memory, by the address of our own; `num_blocks` is how many were ever made.
     """
 
     def __init__(self, arena: Arena, is_one_host: bool) -> None:
@@ -105,25 +104,20 @@ class Plans:
     def find(
         self, name: str, tensor: Tensor, op: Any, more: str = "", sizes_differ: bool = False
     ) -> Plan | None:
-        """Return the plan of an operation, or None when shared memory does not do it.
+        """Return the plan of an operation, or None if shared memory does not support it.
 
-        op: torch's reduction; None where there is none. more: what the ranks must agree on besides
-        dtype and shape. sizes_differ: the ranks' shapes may, and `more` has what they agree on.
+        `op` is torch's reduction, None if there is none. `more` is what the ranks must agree on
+        besides dtype and shape. `sizes_differ`: the ranks' shapes may differ, and `more` has what
+        they agree on.
         """
         # A ReduceOp's hash is its number, and so is its RedOpType's; comparing the objects
         # themselves takes 1 us.
-        key = (
-            name,
-            tensor.dtype,
-            tensor.shape,
-            -1 if op is None else hash(op),
-            more,
-            tensor.layout,
-        )
+        kind = -1 if op is None else hash(op)
+        key = (name, tensor.dtype, tensor.shape, kind, more, tensor.layout)
         try:
             return self._plans[key]
         except KeyError:
-            if len(self._plans) > _MOST_PLANS:
+            if len(self._plans) > _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = self._make(name, tensor, kind_of(op), more, sizes_differ)
             return plan
@@ -138,7 +132,7 @@ class Plans:
         if not self._is_one_host and name != "all_reduce":
             return None
         call = call_of(
-            words(name, tensor.dtype, None if sizes_differ else tensor.shape, kind, more)
+            describe(name, tensor.dtype, None if sizes_differ else tensor.shape, kind, more)
         )
         small = tensor.numel() * tensor.element_size() <= SMALL and name in (
             "all_reduce",
@@ -157,19 +151,19 @@ class Plans:
     def add_block(self, parts: Sequence[memoryview], address: int) -> None:
         """Register memory in which every rank has a tensor. All ranks call it in the same order.
 
-        address: of our own part.
+        `address` is that of our own tensor.
         """
         self.num_blocks += 1
         self.blocks[address] = SharedBlock(self.num_blocks, parts)
 
     def forget_block(self, address: int) -> None:
-        """Drop a block whose tensor is gone, and the plans that would keep its memory."""
+        """Remove a block whose tensor was deleted, and the plans that would keep its memory."""
         block = self.blocks.pop(address, None)
         for key in [key for key in self._plans if block is not None and key[0] == block.number]:
             del self._plans[key]
 
     def shared(self, tensor: Tensor, plan: Plan) -> Plan:
-        """Return the plan with the tensors of all ranks in it, if this one is in shared memory."""
+        """Return the plan with the tensors of all ranks, if this one is in shared memory."""
         block = self.blocks.get(tensor.untyped_storage().data_ptr())
         if block is None or not tensor.is_contiguous():
             return plan
@@ -182,7 +176,7 @@ class Plans:
                 for part in block.parts
             )
             where = zlib.crc32(f"{block.number} {offset}".encode()) % ((1 << BLOCK_BITS) - 1) + 1
-            call = Call(plan.call.mark | where, plan.call.said)
+            call = Call(plan.call.mark | where, plan.call.text)
             blocks = summing.own_blocks(tensors, self._arena.rank) if self._is_one_host else ()
             found = self._plans[key] = plan._replace(call=call, shared=tensors, blocks=blocks)
         return found

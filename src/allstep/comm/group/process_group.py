@@ -1,22 +1,20 @@
-"""The process group of backend "allstep": torch's calls on one side, our movers on the other.
+"""The process group of backend "allstep": from torch's calls to the transports.
 
-torch lets a Python class stand in for a whole process group. What it asks of such a class was found
-by experiment, and each line below answers one of the findings:
+torch accepts a Python class as a whole process group. Its requirements were found by experiment:
 
 * Each collective exists under an old and a new name, and which one torch calls depends on its
   version and on the caller. Both are here.
-* C++ (DDP, functional collectives, torch.compile) finds our methods by name; those it does not look
-  for it takes from the Backend that is registered inside: a Gloo group for the CPU, an NCCL group
-  for CUDA when there is one.
+* C++ (DDP, functional collectives, torch.compile) finds our methods by name. Those that it does not
+  look for it takes from the Backend that is registered inside: a Gloo group for the CPU, an NCCL
+  group for CUDA if there is one.
 * `super().allreduce()` would call our own method again. So the inner backends are called directly.
-* Without a name of its own the group is unusable for FSDP2, DTensor and torch.compile.
 
-The way of one call: `dist.all_reduce(t)` -> `allreduce([t], opts)` here -> CUDA? then NCCL ->
-`local.all_reduce` (memory shared on this host; it may decline) -> `far.all_reduce` (Gloo). See
-`mover` for the contract. Arguments are checked here (`checks`), so a mover may trust them. torch
-passes tensors and options in several shapes; `torch_arguments` brings them into one and has the
-signatures of the methods that take `*given`. Where time matters, the usual shape is tested for here
-and costs nothing extra.
+The path of one call: `dist.all_reduce(t)` -> `allreduce([t], opts)` here -> for a CUDA tensor NCCL,
+else `local.all_reduce` (memory shared on this host; it may decline) -> `far.all_reduce` (Gloo). See
+`comm.op.transport` for the contract. Arguments are checked here (`checks`), so a transport may rely
+on them. torch passes tensors and options in several shapes; `torch_arguments` converts them into
+one and has the signatures of the methods that take `*given`. Where time matters, the usual shape is
+tested for here and costs nothing extra.
 """
 
 from collections.abc import Sequence
@@ -37,39 +35,39 @@ from torch._C._distributed_c10d import (
     Work,
     _make_nccl_premul_sum,
 )
-from torch.distributed import ProcessGroup
 
 from allstep.comm.group import torch_arguments as arguments
+from allstep.comm.group.named_group import NamedGroup
 from allstep.comm.health.at_exit import leave_alone
 from allstep.comm.health.guard import Guard
 from allstep.comm.join.barrier import wait_for_all
 from allstep.comm.network.guarded_gloo import guarded
 from allstep.comm.op import checks
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from allstep.comm.op.work import Later
 from allstep.errors import CommError
 
-NAME = "allstep"
 
+class AllstepGroup(NamedGroup):
+    """The torch process group of backend "allstep", created by `backend.create`.
 
-class AllstepGroup(ProcessGroup):
-    """A torch process group.
-
-    Made by `backend.create`; `local` is set by whoever builds the shared memory of the host.
+    `far` is the transport for everything (Gloo). `local`, the transport over the host's shared
+    memory, is set after construction, or stays None.
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout: timedelta, far: Mover, guard: Guard
+        self, store: Store, rank: int, size: int, timeout: timedelta, far: Transport, guard: Guard
     ) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # the one constructor that works for a subclass
-        self.local: Mover | None = None
-        self.far: Mover | None = far  # None when the group has been shut down
+        super().__init__(store, rank, size)
+        self.local: Transport | None = None
+        # None after the group has been shut down.
+        self.far: Transport | None = far
         self.guard = guard
-        self._rank, self._size = rank, size  # rank() and size() go through C++
-        self.nccl: Any = None  # takes CUDA tensors, when there is one
-        self._store = store
+        # rank() and size() go through C++, which takes longer.
+        self._rank, self._size = rank, size
+        # For CUDA tensors, if torch has NCCL and sees a GPU.
+        self.nccl: Any = None
         self._timeout = timeout
-        self._name = self._desc = ""
         self._coalesced: list[Work] | None = None
 
     # Collectives
@@ -81,7 +79,7 @@ class AllstepGroup(ProcessGroup):
         timeout: timedelta | None = None,
         **named: Any,
     ) -> Work:
-        # The hot path: written out, because a call more is 0.1 us.
+        # The hot path: written out, because one more call costs 0.1 us.
         if type(tensors) is not list or type(opts) is not AllreduceOptions or named:
             tensors, opts = arguments.allreduce(tensors, opts, timeout, **named)
         (tensor,) = tensors
@@ -95,11 +93,10 @@ class AllstepGroup(ProcessGroup):
         return self._noted(self._carried("all_reduce", (tensor, opts)))
 
     def sum_scaled(self, tensor: Tensor, scale: float) -> None:
-        """Sum over the ranks, of each rank's tensor times its own scale, in place: float32 or
-        float64. Waits for it.
+        """Sum each rank's tensor times its own `scale`, in place, and wait for it.
 
-        All ranks call it together. In shared memory the scale is an argument of the sum; elsewhere
-        it is torch's PREMUL_SUM.
+        All ranks call it together, with float32 or float64. In shared memory the scale is an
+        argument of the sum; elsewhere this is torch's PREMUL_SUM.
         """
         if self.local is not None and not tensor.is_cuda:
             self.guard.begun += 1
@@ -154,7 +151,7 @@ class AllstepGroup(ProcessGroup):
         inputs: Sequence[Tensor],
         opts: AllgatherOptions = arguments.ALL_GATHER,
     ) -> Work:
-        """outputs[rank][i] comes from inputs[i] of that rank."""
+        """Gather several tensors: outputs[rank][i] receives inputs[i] of that rank."""
         per_input = zip(*outputs, strict=True)
         works = [
             self.allgather([list(mine)], [tensor], opts)
@@ -178,10 +175,8 @@ class AllstepGroup(ProcessGroup):
         inputs: Sequence[Tensor],
         opts: AllgatherOptions = arguments.ALL_GATHER,
     ) -> Work:
-        works = [
-            self.all_gather_single(output, each, opts)
-            for output, each in zip(outputs, inputs, strict=True)
-        ]
+        pairs = zip(outputs, inputs, strict=True)
+        works = [self.all_gather_single(output, each, opts) for output, each in pairs]
         return works[0] if len(works) == 1 else Later(works, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
@@ -233,10 +228,8 @@ class AllstepGroup(ProcessGroup):
         inputs: Sequence[Tensor],
         opts: ReduceScatterOptions = arguments.REDUCE_SCATTER,
     ) -> Work:
-        works = [
-            self.reduce_scatter_single(output, each, opts)
-            for output, each in zip(outputs, inputs, strict=True)
-        ]
+        pairs = zip(outputs, inputs, strict=True)
+        works = [self.reduce_scatter_single(output, each, opts) for output, each in pairs]
         return works[0] if len(works) == 1 else Later(works, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
@@ -267,19 +260,18 @@ class AllstepGroup(ProcessGroup):
     ) -> Work:
         if type(opts) is not AllToAllOptions or named:
             opts = arguments.all_to_all(opts, **named)
+        splits = output_split_sizes, input_split_sizes
         if input.is_cuda:
-            return self._nccl(
-                "alltoall_base", output, input, output_split_sizes, input_split_sizes, opts
-            )
+            return self._nccl("alltoall_base", output, input, *splits, opts)
         checks.rows("all_to_all_single", output, output_split_sizes, self._rank, self._size)
         checks.rows("all_to_all_single", input, input_split_sizes, self._rank, self._size)
-        return self._move(
-            "all_to_all_single", output, input, output_split_sizes, input_split_sizes, opts
-        )
+        return self._move("all_to_all_single", output, input, *splits, opts)
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    def barrier(self, opts: Any = arguments.BARRIER, **named: Any) -> Work:  # type: ignore[override]
+    def barrier(  # type: ignore[override]
+        self, opts: Any = arguments.BARRIER, **named: Any
+    ) -> Work:
         if type(opts) is not BarrierOptions or named:
             opts = arguments.barrier(opts, **named)
         if self.nccl is not None and opts.device is not None and opts.device.type == "cuda":
@@ -289,10 +281,9 @@ class AllstepGroup(ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Names the ranks that do not come: all of them, whatever `wait_all_ranks` says."""
-        wait_for_all(
-            self._store, self.rank(), self.size(), (timeout or self._timeout).total_seconds()
-        )
+        """Wait for all ranks, or raise with all missing ranks, whatever `wait_all_ranks` is."""
+        seconds = (timeout or self._timeout).total_seconds()
+        wait_for_all(self._store, self._rank, self._size, seconds)
 
     # Transfers
 
@@ -314,13 +305,13 @@ class AllstepGroup(ProcessGroup):
             return self._nccl("recv_anysource", tensors, tag)
         return self._transfer("recv_any", tensor, tag)
 
-    # Who does it
+    # Dispatch to the transports
 
     def _one_each(self, name: str, tensors: Sequence[Tensor]) -> None:
         checks.one_for_each_rank(name, tensors, self._rank, self._size)
 
     def _move(self, name: str, *args: Any) -> Work:
-        """The seam: shared memory first, then Gloo."""
+        """Start a collective: in shared memory if possible, else over Gloo."""
         self.guard.begun += 1
         if self.local is not None:
             work: Work | None = getattr(self.local, name)(*args)
@@ -333,7 +324,7 @@ class AllstepGroup(ProcessGroup):
         return start() if self.local is None else self.local.carry(name, args, start)
 
     def _transfer(self, name: str, *args: Any) -> Work:
-        """Between two ranks: nobody else has to agree."""
+        """Start a transfer between two ranks, which needs no agreement of the others."""
         return self._noted(guarded(self.guard, self._by_far(name), name, *args))
 
     def _by_far(self, name: str) -> Any:
@@ -373,43 +364,14 @@ class AllstepGroup(ProcessGroup):
         works, self._coalesced = self._coalesced or [], None
         return Later(works, [])
 
-    # Name, store, end. The names in camel case are those that C++ looks for.
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
-
-    def getGroupName(self) -> str:  # noqa: N802
-        return self._name
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        return self._desc
-
-    def getBackendName(self) -> str:  # noqa: N802
-        return NAME
-
-    name = _get_backend_name = getBackendName
-    setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
-
-    @property
-    def group_name(self) -> str:  # type: ignore[override]
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._desc
-
-    def get_group_store(self) -> Store:
-        return self._store
+    # Timeout and end
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self.guard.timeout = timeout.total_seconds()
-        for mover in (self.local, self.far):
-            if mover is not None:
-                mover.set_timeout(timeout)
+        for transport in (self.local, self.far):
+            if transport is not None:
+                transport.set_timeout(timeout)
         if self.nccl is not None:
             self.nccl._set_default_timeout(timeout)
 
@@ -419,29 +381,17 @@ class AllstepGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         self.guard.close(self)
-        # A Gloo thread that has just finished an operation needs the interpreter to free its
-        # tensors. If the last reference to the group
-        # goes with a C++ object (DDP's reducer), Gloo is torn down with the interpreter held and
-        # waits for that thread for ever.
+        # A Gloo thread that has just finished an operation needs the interpreter lock to free its
+        # tensors. If a C++ object (DDP's reducer) drops the last reference to the group, Gloo is
+        # destroyed with that lock held and waits for its thread forever.
         leave_alone(())
         for backend in self._inner():
             backend.shutdown()
-        # A caller that still has the group gets an error; the memory that the host's ranks shared
-        # is released all the same.
+        # A caller that still has the group gets an error; the memory that the host's ranks share is
+        # released anyway.
         if self.local is not None:
             self.local.close()
         self.local = self.far = None
 
     def _inner(self) -> list[Any]:
         return [self._get_backend(device) for device in self._device_types]
-
-    def split_group(self, *_: Any, **__: Any) -> ProcessGroup:
-        raise CommError(
-            "split_group is NCCL's alone: use torch.distributed.new_group", op="split_group"
-        )
-
-    def merge_remote_group(self, *_: Any, **__: Any) -> ProcessGroup:
-        raise CommError(
-            "merge_remote_group is not supported: form a new group of all the ranks",
-            op="merge_remote_group",
-        )

@@ -1,9 +1,9 @@
-"""Tensors that all ranks of a host can see: collectives use them where they lie.
+"""Tensors in memory that all ranks of a host share, which collectives use without copies.
 
-`shared_empty` is called by all ranks of a group together, like a collective. Each gets a tensor of
-its own, with a storage of just its size (so that saving it saves no more). It is ordinary memory
-otherwise: views, in-place operations and autograd work on it. The memory is free when the tensors
-of all ranks are gone.
+All ranks of a group call `shared_empty` together, like a collective. Each gets a tensor of its own,
+whose storage has just its size (so that saving it saves no more). It is ordinary memory otherwise:
+views, in-place operations and autograd work on it. The memory is released when the tensors of all
+ranks are deleted.
 """
 
 import weakref
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.group.shared_memory import LocalMover
+from allstep.comm.group.shared_memory import SharedMemoryTransport
 from allstep.comm.memory.segment import parts, rounded, share
 from allstep.errors import CommError
 from allstep.limits import read_limits
@@ -26,22 +26,23 @@ def shared_empty(
     dtype: torch.dtype = torch.float32,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """An uninitialised tensor on every rank of `group`, which all ranks of the host can see. All
-    ranks call it together.
+    """Return an uninitialized tensor in memory that the ranks of the host share.
 
-    Where a rank shares no memory with others (one rank on its host, another backend) it is an
-    ordinary tensor, and collectives copy it.
+    All ranks of `group` (default: all ranks) call it together, with the same `shape` and `dtype`;
+    each gets a tensor of its own, which collectives read and write without copies. If a rank shares
+    no memory with others (it is alone on its host, or the group has another backend), the tensor is
+    an ordinary one, and collectives copy it.
     """
     size = torch.Size([shape] if isinstance(shape, int) else shape)
     chosen = group if group is not None else dist.distributed_c10d._get_default_group()
     local = chosen.local if isinstance(chosen, AllstepGroup) else None
-    if not isinstance(local, LocalMover) or local.arena.size == 1 or not size.numel():
+    if not isinstance(local, SharedMemoryTransport) or local.arena.size == 1 or not size.numel():
         return torch.empty(size, dtype=dtype)
     return _in_segment(chosen, local, size, dtype)
 
 
 def _in_segment(
-    group: dist.ProcessGroup, local: LocalMover, shape: torch.Size, dtype: torch.dtype
+    group: dist.ProcessGroup, local: SharedMemoryTransport, shape: torch.Size, dtype: torch.dtype
 ) -> Tensor:
     nbytes = shape.numel() * dtype.itemsize
     rank, size = local.arena.rank, local.arena.size
@@ -54,9 +55,9 @@ def _in_segment(
         raise CommError(
             f"shared_empty({list(shape)}, {dtype}): {nbytes} bytes on each of {size} ranks: {error}"
         ) from error
-    pieces = list(parts(segment, *[nbytes] * size))
-    tensor = torch.frombuffer(pieces[rank], dtype=dtype, count=shape.numel()).view(shape)
+    ranges = list(parts(segment, *[nbytes] * size))
+    tensor = torch.frombuffer(ranges[rank], dtype=dtype, count=shape.numel()).view(shape)
     storage = tensor.untyped_storage()
-    local.plans.add_block(pieces, storage.data_ptr())
+    local.plans.add_block(ranges, storage.data_ptr())
     weakref.finalize(storage, local.plans.forget_block, storage.data_ptr())
     return tensor

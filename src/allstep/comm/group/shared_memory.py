@@ -1,15 +1,15 @@
-"""The transport for ranks that share the memory of a host: which operations it takes.
+"""The transport over memory that the ranks of a host share: which operations it supports.
 
 For each kind of call (operation, dtype, shape, reduction) a plan is made once and kept (`plan`):
-the mark by which ranks compare what they call, the views of the pools, torch's function for the
+the mark by which ranks compare their calls, the views of the pools, torch's function for the
 reduction. The procedures that the ranks then run together, on one host and over several, are in
-`procedures`. A call that waits is carried out by the caller (`queue.now`), one that does not is put
-into the queue.
+`procedures`. A synchronous call runs in the caller's thread (`queue.now`), an asynchronous one is
+queued.
 
-What is not taken here returns None: sparse or empty tensors, reductions that torch's kernels do not
-compute, gathers to one rank, uneven splits. In short, all that the ranks cannot decide alike from
-what each of them sees. Gloo does it, after the ranks of the host have met and found that they all
-call it (`carry`).
+It declines (returns None for) sparse or empty tensors, reductions that torch's kernels do not
+compute, gathers to one rank and uneven splits: all cases in which the ranks could not make the same
+choice from what each of them sees. Gloo runs these, after a barrier on the host has shown that all
+ranks call the same operation (`carry`).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import (
     _make_nccl_premul_sum,
 )
 
-from allstep.comm.group import across_hosts as crossing
+from allstep.comm.group import across_hosts as across_hosts
 from allstep.comm.group import procedures
 from allstep.comm.group.across_hosts import Crossing
 from allstep.comm.group.host_map import Layout
@@ -41,42 +41,47 @@ from allstep.comm.health.failure import Operation
 from allstep.comm.health.guard import Guard
 from allstep.comm.memory import copy as copying
 from allstep.comm.memory.arena import Arena, Call
-from allstep.comm.op.describe import first_tensor, words_of_any
+from allstep.comm.op.describe import describe_call, first_tensor
 from allstep.comm.op.queue import Queue
 from allstep.comm.op.reduction import recipe_for
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from allstep.comm.op.work import DONE
 from allstep.comm.timeline import recorder
 
-_SCALED = _make_nccl_premul_sum(1.0)  # only its kind counts
+# Only its kind matters.
+_SCALED = _make_nccl_premul_sum(1.0)
 _BARRIER = call_of("barrier")
 
 
-class LocalMover(Mover):
-    """Moves through shared memory what it can; declines the rest.
+class SharedMemoryTransport(Transport):
+    """Runs operations through shared memory, and declines those that it does not support.
 
-    layout: which ranks of the group are where. way: to the other hosts when there are several; then
-    all_reduce and barrier are taken.
+    `layout` is which ranks of the group are on which host. `crossing` leads to the other hosts, if
+    there are several; then only all_reduce and barrier are supported.
     """
 
     def __init__(
-        self, arena: Arena, layout: Layout, guard: Guard, way: Crossing | None = None
+        self, arena: Arena, layout: Layout, guard: Guard, crossing: Crossing | None = None
     ) -> None:
         self.arena = arena
         self.flags = arena.flags
         self.layout = layout
         self.rank, self.size = layout.rank, layout.size
-        self.way = way = None if way is None else RecordedCrossing(way.num_slices, way.lane)
+        self.crossing = crossing = (
+            None if crossing is None else RecordedCrossing(crossing.num_slices, crossing.lane)
+        )
         self.queue = Queue()
-        self.plans = plans = Plans(arena, way is None)
+        self.plans = plans = Plans(arena, crossing is None)
         # Bound here, because every operation uses them.
         self._plan, self._blocks = plans.find, plans.blocks
         self._guard = guard
-        self._small = procedures.small if way is None else partial(procedures.small_across, way)
+        self._small = (
+            procedures.small if crossing is None else partial(procedures.small_across, crossing)
+        )
         self._large_or_shared = (
             procedures.large_or_shared
-            if way is None
-            else partial(procedures.large_or_shared_across, way)
+            if crossing is None
+            else partial(procedures.large_or_shared_across, crossing)
         )
 
     @cached_property
@@ -86,13 +91,13 @@ class LocalMover(Mover):
         return next((name for group, name in groups if getattr(group, "local", None) is self), "?")
 
     def set_timeout(self, timeout: timedelta) -> None:
-        if self.way is not None and self.way.lane is not None:
-            self.way.lane.mover.set_timeout(timeout)
+        if self.crossing is not None and self.crossing.lane is not None:
+            self.crossing.lane.transport.set_timeout(timeout)
 
     def close(self) -> None:
         self.queue.close()
 
-    # What torch asks for
+    # Operations of the transport
 
     def all_reduce(self, tensor: Tensor, opts: AllreduceOptions) -> Work | None:
         plan = self._plan("all_reduce", tensor, opts.reduceOp)
@@ -107,8 +112,7 @@ class LocalMover(Mover):
         return DONE
 
     def sum_scaled(self, tensor: Tensor, scale: float) -> bool:
-        """The sum over ranks, of each rank's tensor times its own scale, in place; False where this
-        is not ours to do."""
+        """Sum each rank's tensor times its own `scale`, in place; return False to decline."""
         plan = self._plan("all_reduce", tensor, _SCALED)
         if plan is None:
             return False
@@ -210,45 +214,47 @@ class LocalMover(Mover):
         return self._do(opts, lambda: self._all_to_all_single(output, tensor, plan), [output])
 
     def barrier(self, opts: BarrierOptions) -> Work | None:
-        if self.way is None:
-            return self._do(opts, lambda: self._guarded(_BARRIER, procedures.meet, _BARRIER), [])
+        if self.crossing is None:
+            return self._do(opts, lambda: self._guarded(_BARRIER, procedures.barrier, _BARRIER), [])
         return self._do(
-            opts, lambda: self._guarded(_BARRIER, crossing.barrier, self.way, _BARRIER), []
+            opts, lambda: self._guarded(_BARRIER, across_hosts.barrier, self.crossing, _BARRIER), []
         )
 
     def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:
-        """Meet first, so that ranks of a host which call different things find out, whoever then
-        moves the data."""
-        call = call_of(words_of_any(name, args))
+        """Run a declined collective through `start`, after a barrier on the host.
+
+        The barrier detects ranks of a host that call different operations, whichever transport
+        follows.
+        """
+        call = call_of(describe_call(name, args))
         tensor, op = first_tensor(args), getattr(args[-1], "reduceOp", None)
         if tensor is not None and op is not None:
-            recipe_for(
-                op, tensor.dtype, self.size
-            )  # what has no meaning is refused now, not when somebody waits
+            # Raise now if the reduction is not defined for the dtype, not at the wait.
+            recipe_for(op, tensor.dtype, self.size)
 
         def act() -> None:
-            with recorder.operation(self.name, call.said):
-                self._guarded(call, procedures.meet, call)
+            with recorder.operation(self.name, call.text):
+                self._guarded(call, procedures.barrier, call)
                 recorder.during(recorder.GLOO, lambda: start().wait())
 
         results = args[0] if isinstance(args[0], list | tuple) else args[:1]
         return self._do(args[-1], act, [each for each in results if isinstance(each, Tensor)])
 
     def _do(self, opts: Any, act: Callable[[], None], tensors: Sequence[Tensor]) -> Work:
-        """Now, or in line."""
+        """Run an operation now, or queue it if the call is asynchronous."""
         if opts.asyncOp:
             return self.queue.later(act, tensors)
         self.queue.now(act)
         return DONE
 
     def carry_out(self, call: Call, procedure: Callable[..., None], *args: Any) -> None:
-        """A procedure of somebody else's, in its turn:
+        """Run `procedure(arena, *args)` after the queued operations, on all ranks of the host.
 
-        `procedure(arena, *args)` on all ranks of the host at once.
+        For procedures of other packages.
         """
         self.queue.now(self._guarded, call, procedure, *args)
 
-    # How it is done
+    # Running the procedures
 
     def _all_reduce(self, tensor: Tensor, plan: Plan, scale: float | None) -> None:
         flat = flattened(tensor)
@@ -304,13 +310,12 @@ class LocalMover(Mover):
         finish(output, flat, plan, self.size)
 
     def _guarded(self, call: Call, procedure: Callable[..., None], *args: Any) -> None:
-        """Run a procedure, unless the group has failed: then the ranks no longer agree on how far
-        they are."""
+        """Run a procedure; raise if the group has failed, since its ranks are then out of step."""
         guard = self._guard
         if guard.failure is not None:
-            guard.check(Operation(call.said, guard.begun))
-        if self.way is not None:
-            with guard.waiting(Operation(call.said, guard.begun)):
+            guard.check(Operation(call.text, guard.begun))
+        if self.crossing is not None:
+            with guard.waiting(Operation(call.text, guard.begun)):
                 self._run(call, procedure, args)
         elif recorder.active is not None:
             self._run(call, procedure, args)
@@ -321,13 +326,13 @@ class LocalMover(Mover):
         if recorder.active is None:
             procedure(self.arena, *args)
         else:
-            with recorder.operation(self.name, call.said):
+            with recorder.operation(self.name, call.text):
                 procedure(RecordedArena(self.arena), *map(recorded, args))
 
     def _fit(self, by_rank: Sequence[Tensor], own: Tensor) -> bool:
-        """One for each rank, none of them empty, and ours like our own.
+        """Return whether there is one tensor per rank, none empty, and ours has our own shape.
 
-        What does not fit is Gloo's to refuse.
+        Others are declined, so that Gloo reports the error.
         """
         if len(by_rank) != self.size or by_rank[self.rank].shape != own.shape:
             return False
@@ -335,6 +340,6 @@ class LocalMover(Mover):
 
 
 def _factor(opts: AllreduceOptions) -> float | None:
-    """By what our values are multiplied; None for a factor of 1, which is no work."""
+    """Return the factor of our values; None for 1, which needs no multiplication."""
     factor = float(opts.reduceOp.factor)
     return None if factor == 1.0 else factor

@@ -1,8 +1,8 @@
-"""The pieces of a collective as the timeline sees them: meeting is waiting, combining is adding,
-crossing is between hosts.
+"""Parts of a collective that record their time for the timeline.
 
-Each does what the piece itself does. They stand in for it while a timeline is written, so that the
-collectives need not know of it.
+A barrier counts as waiting, a reduction as adding, an exchange with other hosts as between hosts.
+Each class behaves like the part that it wraps and replaces it while a timeline is written, so the
+collectives do not depend on the timeline.
 """
 
 from typing import Any
@@ -18,17 +18,17 @@ from allstep.comm.timeline.recorder import ADDING, BETWEEN_HOSTS, WAITING
 
 
 class RecordedArena(Arena):
-    """The same arena, with all its state in common."""
+    """An arena that records its barriers; it shares all state with the wrapped one."""
 
     def __init__(self, arena: Arena) -> None:
         self.__dict__ = arena.__dict__
 
-    def meet(self, call: Call) -> None:
-        recorder.during(WAITING, super().meet, call)
+    def barrier(self, call: Call) -> None:
+        recorder.during(WAITING, super().barrier, call)
 
 
 class RecordedCombine:
-    """The same reduction of two values."""
+    """A reduction of two values that records its time."""
 
     def __init__(self, combine: Combine) -> None:
         self.plain = combine
@@ -38,16 +38,15 @@ class RecordedCombine:
 
 
 class RecordedCrossing(Crossing):
-    """The same way to the other hosts.
+    """A crossing that records its time.
 
-    The algorithm gets the reduction itself (Gloo must know which it is), so what it adds up on the
-    way is not told apart.
+    The algorithm gets the unwrapped reduction (Gloo must know which one it is), so its sums are not
+    recorded separately.
     """
 
     def carry(self, flat: Tensor, combine: Combine) -> None:
         if self.lane is not None and flat.numel():
-            # The first time this measures the link; all ranks of the lane come to ask, recorded or
-            # not.
+            # The first call measures the link, which all ranks of the lane do, recorded or not.
             algorithm = recorder.during(
                 BETWEEN_HOSTS, self.lane.algorithm_for, flat.numel() * flat.element_size()
             )
@@ -55,8 +54,8 @@ class RecordedCrossing(Crossing):
             recorder.during(f"{BETWEEN_HOSTS}: {algorithm.name}", super().carry, flat, plain)
 
 
-def recorded(piece: Any) -> Any:
-    """An argument of a procedure, as the timeline wants it."""
-    if isinstance(piece, Plan):
-        return piece._replace(combine=RecordedCombine(piece.combine))
-    return piece
+def recorded(argument: Any) -> Any:
+    """Return an argument of a procedure, with a recorded reduction if it is a plan."""
+    if isinstance(argument, Plan):
+        return argument._replace(combine=RecordedCombine(argument.combine))
+    return argument

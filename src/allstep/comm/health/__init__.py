@@ -1,5 +1,5 @@
-"""How a rank notices that another one failed, is stuck or left, and says so.
+"""How a rank detects that another rank has failed, stalls or has left, and reports it.
 
-`guard` watches during waits, `failure` is the value that describes one, `stall` asks who is
-missing. May import: `comm.join`. Start with `guard`.
+`guard` checks during waits, `failure` is the value that describes a failure, `stall` finds out
+which ranks are missing. May import: `comm.join`. Start with `guard`.
 """

@@ -1,18 +1,19 @@
-"""Leaving the process while torch's groups are alive.
+"""Process exit while torch's groups still exist.
 
-Two things go wrong in torch when a script ends without `destroy_process_group()`, or ends early
-with an exception:
+Two things go wrong in torch if a script ends without `destroy_process_group()`, or ends early with
+an exception:
 
-* A Gloo group waits in its destructor for operations that are under way: half an hour if its peers
-  are gone. It also aborts when its Python store was torn down before it.
-* A Gloo thread that has just finished an operation frees the tensors of it, for which it needs the
-  interpreter; if that is already being torn down, the thread is ended in the middle of a destructor
-  and the process aborts.
+* A Gloo group waits in its destructor for operations under way: half an hour if its peers are lost.
+  It also aborts if its Python store was destroyed before it.
+* A Gloo thread that has just finished an operation frees its tensors, for which it needs the
+  interpreter. If that is being finalized, the thread is ended in the middle of a destructor and the
+  process aborts.
 
-So at exit the groups and the store are kept from being torn down (the kernel closes their sockets
-just as well, and at once), and the Gloo threads get a moment to come to rest. A Gloo group that has
+So at exit the groups and the store are kept from being destroyed (the kernel closes their sockets
+anyway, and at once), and the Gloo threads get some time to become idle. A Gloo group that has
 failed may have an operation stuck in it (see `helper_thread`), for which its destructor would wait:
-when our group is gone, a thread destroys it (`destroy_aside`). Mostly that takes a millisecond.
+after our group is destroyed, a thread destroys it (`destroy_later`). That usually takes a
+millisecond.
 """
 
 import ctypes
@@ -25,19 +26,21 @@ from pathlib import Path
 
 _GLOO_THREAD = "pt_gloo_runloop"
 _REST_SECONDS = 0.5
-# in which the last other reference to a Gloo group goes, once our group is being destroyed
+# Seconds after which our group, while being destroyed, has dropped its reference to a Gloo group.
 _OTHERS_SECONDS = 0.05
 
 
 def keep(things: Iterable[object]) -> None:
-    """Keep objects from ever being destroyed."""
+    """Keep objects from ever being destroyed, by one more reference to each."""
     for thing in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def destroy_aside(gloos: Iterable[object], group: object) -> None:
-    """Keep Gloo groups that have failed until `group`, which holds them too, is gone; then a thread
-    destroys them."""
+def destroy_later(gloos: Iterable[object], group: object) -> None:
+    """Keep failed Gloo groups until `group` is destroyed; then destroy them in a thread.
+
+    `group` is our group, which holds references to them, too.
+    """
     kept = list(gloos)
     keep(kept)
     weakref.finalize(group, _destroy_in_thread, kept).atexit = False
@@ -56,19 +59,22 @@ def _destroy(kept: list[object]) -> None:
 
 
 def leave_alone(kept: Iterable[object]) -> None:
-    """`keep` them, and wait until no Gloo thread runs. Call it at exit only."""
+    """Keep objects from being destroyed, and wait until no Gloo thread runs, at most 0.5 s.
+
+    Only for the end of a process or of a group.
+    """
     keep(kept)
     end = time.monotonic() + _REST_SECONDS
     at_rest = 0
     while at_rest < 2 and time.monotonic() < end:
-        # Sleeping lets a thread that waits for the interpreter have it: two looks in a row then
-        # prove that none does.
+        # Sleeping releases the interpreter lock to a thread that waits for it: if no thread runs in
+        # two checks in a row, none waits.
         time.sleep(0.001)
         at_rest = 0 if "R" in _gloo_threads() else at_rest + 1
 
 
 def _gloo_threads() -> list[str]:
-    """The states of the Gloo threads of this process: S is asleep, R is running or about to."""
+    """Return the states of this process's Gloo threads: S is asleep, R is running or runnable."""
     states = []
     for task in Path("/proc/self/task").iterdir():
         try:

@@ -1,8 +1,8 @@
-"""Operations and failures in words: what a rank was doing, and why its group is of no more use.
+"""Descriptions of operations and failures: what a rank was doing, and why its group has failed.
 
-A failure is found by one rank and passed on to the others, so it is written for all of them:
-`reason` says what happened ("rank 2 is gone (its process ended)"), and each rank adds what it was
-doing itself when it raises the error.
+One rank detects a failure and passes it on to the others, so the description is the same for all:
+`reason` states what happened (for example the loss of rank 2), and each rank adds its own operation
+when it raises the error.
 """
 
 import json
@@ -20,45 +20,48 @@ _KINDS: dict[str, type[CommError]] = {
 
 
 class Operation:
-    """A collective or transfer, from when somebody begins to wait for it.
+    """A collective or transfer that a thread of this rank waits for.
 
-    said: it in words, or a function that says it (nobody may ever ask). number: how many
-    collectives this rank had begun with it; 0 for a transfer, which other ranks need not take part
-    in. limit: seconds that the call itself was given.
+    `text` is its description, or a function that returns it (called only when needed). `number` is
+    how many collectives this rank had begun, this one included; 0 for a transfer, which involves
+    only two ranks. `limit` is the timeout of the call itself in seconds; None for the group's.
     """
 
-    __slots__ = ("_said", "began", "inquiry", "limit", "number", "on_failure", "thread")
+    __slots__ = ("_text", "began", "inquiry", "limit", "number", "on_failure", "thread")
 
     def __init__(
-        self, said: str | Callable[[], str], number: int = 0, limit: float | None = None
+        self, text: str | Callable[[], str], number: int = 0, limit: float | None = None
     ) -> None:
-        self._said = said
+        self._text = text
         self.number = number
         self.limit = limit
         self.began = time.monotonic()
         self.thread = threading.get_ident()
-        self.on_failure: Callable[[], None] | None = None  # called when the group fails meanwhile
-        self.inquiry: Any = None  # see `guard`: who is missing?
+        # Called if the group fails while the operation is under way.
+        self.on_failure: Callable[[], None] | None = None
+        # The `stall.Inquiry` about missing ranks, once the wait takes long.
+        self.inquiry: Any = None
 
     def begin(self) -> None:
-        """Somebody waits for it from now on."""
+        """Restart the clock: a thread waits for the operation from now on."""
         self.began, self.thread = time.monotonic(), threading.get_ident()
 
     @property
     def seconds(self) -> float:
-        """How long it has been waited for."""
+        """How long a thread has waited for the operation, in seconds."""
         return time.monotonic() - self.began
 
     def __str__(self) -> str:
-        if not isinstance(self._said, str):
-            self._said = self._said()
-        return self._said
+        if not isinstance(self._text, str):
+            self._text = self._text()
+        return self._text
 
 
 class Failure(NamedTuple):
-    """Why a group is of no more use.
+    """Why a group has failed and cannot be used any more.
 
-    `peer` and `teller` are ranks as the user counts them; `teller` found it out.
+    `kind` is the name of the error class to raise. `peer` (the rank at fault, if known) and
+    `teller` (the rank that detected the failure) are numbers as the user counts ranks.
     """
 
     kind: str
@@ -67,36 +70,35 @@ class Failure(NamedTuple):
     teller: int
 
     def error(self, rank: int, operation: Operation | None) -> CommError:
-        """What `rank` raises for an operation that this failure ended."""
-        said = f"{operation}: " if operation is not None else ""
+        """Return the error that `rank` raises for an operation that this failure ended."""
+        prefix = f"{operation}: " if operation is not None else ""
         seconds = operation.seconds if operation is not None else 0.0
-        told = f", told by rank {self.teller}" if self.teller != rank else ""
+        source = f"; reported by rank {self.teller}" if self.teller != rank else ""
         first, *rest = self.reason.split("\n")
-        message = "\n".join([f"{said}{first}; rank {rank} waited {seconds:.1f} s{told}", *rest])
+        message = "\n".join([f"{prefix}{first}; rank {rank} waited {seconds:.1f} s{source}", *rest])
         name, tensor = op_and_tensor(str(operation)) if operation is not None else (None, None)
         return _KINDS[self.kind](
             message, rank=rank, op=name, tensor=tensor, peer=self.peer, seconds=seconds
         )
 
-    def to_json(self, most: int = 1 << 16) -> str:
-        """At most so many bytes: the end of a long reason is cut off."""
+    def to_json(self, max_bytes: int = 1 << 16) -> str:
+        """Return this failure as JSON of at most `max_bytes`; the end of a long reason is cut."""
         text = json.dumps(self._asdict())
-        if len(text) <= most:
+        if len(text) <= max_bytes:
             return text
-        return self._replace(
-            reason=self.reason[: len(self.reason) * most // len(text) - 1]
-        ).to_json(most)
+        num_kept = len(self.reason) * max_bytes // len(text) - 1
+        return self._replace(reason=self.reason[:num_kept]).to_json(max_bytes)
 
 
 def from_json(text: str) -> Failure:
-    """The inverse of `Failure.to_json`."""
+    """Return the failure that `Failure.to_json` wrote."""
     return Failure(**json.loads(text))
 
 
-def op_and_tensor(said: str) -> tuple[str, str | None]:
-    """`all_reduce(float32 [3], SUM)` is an all_reduce of float32 [3]."""
-    tensor = re.search(r"\((\w+(?: \[[^\]]*\])?)", said)
-    return said.partition("(")[0], tensor[1] if tensor else None
+def op_and_tensor(text: str) -> tuple[str, str | None]:
+    """Split a description: ("all_reduce", "float32 [3]") of `all_reduce(float32 [3], SUM)`."""
+    tensor = re.search(r"\((\w+(?: \[[^\]]*\])?)", text)
+    return text.partition("(")[0], tensor[1] if tensor else None
 
 
 def blamed_rank(error: BaseException, rank: int) -> int | None:

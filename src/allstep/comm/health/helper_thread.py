@@ -1,10 +1,10 @@
-"""Calls into Gloo that may never come back, made by a thread that can be left behind.
+"""Calls into Gloo that may never return, made in a helper thread that can be abandoned.
 
-Gloo wakes whoever waits for a message when the connection ends, except when a part of the message
-has already come (torch 2.13): then he waits until the time-out. A thread that is stuck there cannot
-be freed, so it must not be the caller's. Handing a call over and its result back takes some 20 us.
-Threads are kept and used again, until there is no group any more (`dismiss`); the one whose call
-did not come back is not.
+When a connection ends, Gloo wakes the threads that wait for a message, except if a part of the
+message has already arrived (torch 2.13): that thread waits until the timeout. It cannot be
+interrupted, so it must not be the caller's thread. Passing a call and its result between threads
+takes about 20 us. Threads are kept and reused until the last group is closed (`dismiss`); a thread
+whose call has not returned is not reused.
 """
 
 import os
@@ -15,35 +15,42 @@ import torch
 
 from allstep.process.thread_call import CallThread
 
-_LOOK = 0.05  # seconds between looks whether it makes sense to wait on
-_GRACE = 0.2  # seconds in which a call that is about to come back may do so
+# Seconds between two calls of `check`.
+_LOOK = 0.05
+# Seconds for which a call may still return after `check` has raised.
+_GRACE = 0.2
 
 _idle: list[CallThread] = []
 
 
-def aside(act: Callable[[], Any], check: Callable[[], None]) -> Any:
-    """What `act` returns or raises, or what `check`, asked twenty times a second, raises before
-    that."""
+def call_in_thread(act: Callable[[], Any], check: Callable[[], None]) -> Any:
+    """Run `act` in a helper thread; return or raise what it does.
+
+    `check` is called twenty times a second until then; if it raises, the call is abandoned.
+    """
     if torch.is_inference_mode_enabled():
-        act = torch.inference_mode()(act)  # each thread has a mode of its own
+        # Each thread has a mode of its own.
+        act = torch.inference_mode()(act)
     thread = _free_thread()
     call = thread.start(act)
     while not call.wait(_LOOK):
         try:
             check()
         except BaseException:
+            # The thread is abandoned with its call.
             call.wait(_GRACE)
-            raise  # the thread is left behind with its call
+            raise
     _idle.append(thread)
     return call.result()
 
 
 def dismiss() -> None:
-    """End the threads that have nothing to do."""
+    """End the idle threads."""
     while _idle:
         try:
             thread = _idle.pop()
-        except IndexError:  # another thread was faster
+        # Another thread took the last one.
+        except IndexError:
             return
         thread.end()
 

@@ -1,13 +1,13 @@
-"""Gloo's listening sockets, closed to strangers once a group is connected.
+"""Gloo's listening sockets, closed to other processes once a group is connected.
 
-Gloo keeps a socket listening for as long as a group lives, accepts whatever connects to it, and
-ends the process when no file descriptor is left to accept with: 1,000 idle connections of any user
-of the machine would end a run. All ranks of a group are connected when it is made, so after that
-the socket has no use. It cannot be closed from outside (Gloo takes that for an error, too); a
-socket filter makes the kernel drop what arrives for it, before there is a connection.
+Gloo keeps a socket listening for as long as a group exists, accepts every connection, and ends the
+process when it has no file descriptor left to accept with: 1,000 idle connections of any user of
+the machine would end a run. All ranks of a group are connected when it is created, so after that
+the socket has no use. It cannot be closed from outside (Gloo treats that as an error, too).
+Instead, a socket filter makes the kernel drop every packet for it, before there is a connection.
 
-Only a socket that is in one epoll set with Gloo's connections is touched: another thread of the
-user's may open a socket at the same moment.
+Only a socket that is in one epoll set with Gloo's connections is touched, because another thread of
+the program may open a socket at the same moment.
 """
 
 import ctypes
@@ -25,11 +25,10 @@ _PROGRAM = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
 
 
 def close_to_strangers(new: Collection[int], connections: Collection[int]) -> int:
-    """Let the listening sockets of a connected Gloo group accept no more; return how many there
-    were.
+    """Make the listening sockets of a connected Gloo group accept no more; return their number.
 
-    new: files that were opened while the group was made. connections: those that lead to its ranks;
-    a group of one rank has none.
+    `new` are files that were opened while the group was created. `connections` are those that lead
+    to its ranks; a group of one rank has none.
     """
     count = 0
     for epoll in new:
@@ -41,18 +40,19 @@ def close_to_strangers(new: Collection[int], connections: Collection[int]) -> in
 
 
 def _watched_by(fd: int) -> set[int]:
-    """Return the files in an epoll set; of any other file none."""
+    """Return the files in an epoll set; an empty set for any other file."""
     try:
         if str(Path(f"/proc/self/fd/{fd}").readlink()) != "anon_inode:[eventpoll]":
             return set()
         lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
         return {int(line.split()[1]) for line in lines if line.startswith("tfd:")}
-    except (OSError, ValueError):  # closed meanwhile, or a kernel that does not show it
+    # Closed meanwhile, or a kernel that does not show it.
+    except (OSError, ValueError):
         return set()
 
 
 def _drop_all(fd: int) -> bool:
-    """Attach the filter, where the file is a listening TCP socket."""
+    """Attach the filter if the file is a listening TCP socket; return whether it was attached."""
     try:
         if (sock := tcp_socket(fd)) is None:
             return False
@@ -61,14 +61,15 @@ def _drop_all(fd: int) -> bool:
                 return False
             sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM)
             return True
-    except OSError:  # closed meanwhile, or not allowed here: as before
+    # Closed meanwhile, or not permitted here: the socket stays as it is.
+    except OSError:
         return False
 
 
 def tcp_socket(fd: int) -> socket.socket | None:
-    """Return a duplicate of an open file that is a TCP socket; None for any other.
+    """Return a duplicate of an open file that is a TCP socket; None for any other file.
 
-    OSError: it is closed.
+    Raises OSError if the file is closed.
     """
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         return None

@@ -1,8 +1,9 @@
-"""The processes of several ranks of this host, for waits that are not for one rank in particular.
+"""The processes of several ranks of this host, for waits on no particular rank.
 
-`wait` knows which rank is missing and looks at that one. The engine's board and waits inside Gloo
-do not know it: they look at all, with a bound on what a look costs, since the flags of a process
-take about 10 us to read (see `allstep.process.liveness`).
+A wait in shared memory knows which rank is missing and checks that one (`comm.memory.flags`). The
+engine's board and waits inside Gloo do not know it and check all processes. The cost of one check
+is bounded, because reading the flags of a process takes about 10 us (see
+`allstep.process.liveness`).
 """
 
 from collections import deque
@@ -11,11 +12,12 @@ from collections.abc import Mapping
 from allstep.errors import CommError
 from allstep.process.liveness import Life, life_of
 
-_MOST = 8  # processes whose flags one look reads; the next look continues with the others
+# Processes whose flags one check reads; the next check continues with the others.
+_MAX_LOOKS = 8
 
 
 class Lives:
-    """pids: of the ranks, by rank; our own must not be among them."""
+    """The processes of other ranks. `pids`: by rank, without our own."""
 
     def __init__(self, pids: Mapping[int, int] = {}) -> None:
         self._lives: dict[int, Life] = {}
@@ -28,14 +30,17 @@ class Lives:
         self._turn = deque(self._lives)
 
     def lost(self, closely: bool) -> int | None:
-        """A rank whose process has ended. closely: or is ending, for waits of some milliseconds."""
+        """Return a rank whose process has ended, if any.
+
+        `closely`: also if it is ending; for waits that already take some milliseconds.
+        """
         for rank, life in self._lives.items():
             if life.has_ended():
                 return rank
         return self._ending() if closely else None
 
     def _ending(self) -> int | None:
-        for _ in range(min(_MOST, len(self._turn))):
+        for _ in range(min(_MAX_LOOKS, len(self._turn))):
             rank = self._turn[0]
             if self._lives[rank].is_ending():
                 return rank
@@ -43,10 +48,10 @@ class Lives:
         return None
 
     def forget(self, rank: int) -> None:
-        """The process of this rank may end: it has left."""
+        """Stop watching the process of a rank that has left."""
         del self._lives[rank]
         self._turn.remove(rank)
 
     def close(self) -> None:
-        """Watch no process any more."""
+        """Stop watching all processes."""
         self._lives, self._turn = {}, deque()

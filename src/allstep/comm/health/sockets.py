@@ -1,28 +1,26 @@
-"""The sockets of a Gloo group: which leads to which rank, and whether the other side is still
-there.
+"""The sockets of a Gloo group: which rank each leads to, and whether its other side is alive.
 
-Gloo does not show its sockets, so we compare the files that are open before and after it connects.
-Each rank then says through the store from where to where its new sockets lead; ours whose far end
-is the near end of another rank's leads to that rank. Anything else that was opened meanwhile (the
-store's connections, a thread's) matches nobody and is left alone.
+Gloo does not expose its sockets, so we compare the files that are open before and after it
+connects. Each rank then publishes both ends of its new sockets through the store; a socket of ours
+whose far end is the near end of another rank's socket leads to that rank. Other files that were
+opened meanwhile (connections of the store, of other threads) match no rank and are left alone.
 
-What the kernel knows of a connection (TCP_INFO) tells three states apart:
+The kernel's information about a connection (TCP_INFO) distinguishes three states:
 
-================
-============================================================================================================
-closed            the process at the other end is gone, or has left the group silent            we
-sent something and no answer came from the other *kernel*: the host or the cable is gone open all
-else. A process that is stopped, swapped out or busy has a kernel that answers for it: slow is not
-dead ================
-============================================================================================================
+```
+closed    the process at the other end has ended, or has left the group
+silent    we sent something and the other *kernel* did not answer: the host or the network is down
+open      everything else. The kernel answers for a process that is stopped, swapped out or busy:
+          a slow rank is not lost
+```
 
-So there is no TCP_USER_TIMEOUT here, which also counts a full buffer of a stopped process as death.
-Who only waits sends nothing: keepalive probes do it for him.
+So TCP_USER_TIMEOUT is not used: it also counts the full buffer of a stopped process as a failure. A
+rank that only waits sends nothing; keepalive probes are sent for it.
 
-We keep duplicates of the sockets. They live until `close`, whatever Gloo does with its own, and
-`shut` ends the connection for both sides at once: every operation that waits on it fails, here and
-there. A forked process (a DataLoader worker) would keep the connections open after the death of its
-parent, so it lets go of them, Gloo's included.
+We keep duplicates of the sockets. They exist until `close`, whatever Gloo does with its own, and
+`shut` ends the connection for both sides at once: every operation that waits on it fails, on both
+hosts. A forked process (a DataLoader worker) would keep the connections open after the death of its
+parent, so it closes them, Gloo's included.
 """
 
 import json
@@ -40,7 +38,8 @@ from allstep.comm.health.listeners import close_to_strangers, tcp_socket
 from allstep.comm.join.store import WireStore, collect, root_of
 from allstep.wire.frames import plain_address
 
-Ends = tuple[str, int]  # an address and a port
+# One end of a connection: an address and a port.
+Ends = tuple[str, int]
 
 
 class Link(NamedTuple):
@@ -55,22 +54,25 @@ class Info(NamedTuple):
     """What the kernel knows of a connection."""
 
     is_open: bool
-    owes_answer: bool  # we have sent something, data or two probes, since we last heard anything
-    since_answer: float  # seconds since anything came from the other kernel
-    nbytes: int  # moved so far, both ways
+    owes_answer: bool
+    """Whether we have sent data or two probes since anything was last received."""
+    since_answer: float
+    """Seconds since anything was received from the other kernel."""
+    nbytes: int
+    """Bytes sent and received so far."""
 
 
 _ESTABLISHED = 1
-# Linux takes no more; a limit that a user sets may be longer.
-MOST_KEEPALIVE_SECONDS = 32767
-_MOST_KEEPALIVE_PROBES = 127
-# State, probes, unacked; milliseconds since data was sent and since anything was heard; bytes
+# Linux accepts no more; a limit that a user sets may be longer.
+MAX_KEEPALIVE_SECONDS = 32767
+_MAX_KEEPALIVE_PROBES = 127
+# State, probes, unacked; milliseconds since data was sent and since anything was received; bytes
 # acknowledged and received.
 _INFO = struct.Struct("@B2xB20xI16xI8xI60xQQ")
 
 
 class Sockets:
-    """The connections of one Gloo group. `found` makes them; peers are ranks of that group."""
+    """The connections of one Gloo group, made by `found`. Peers are ranks of that group."""
 
     def __init__(self, links: list[Link]) -> None:
         self._links = links
@@ -79,16 +81,16 @@ class Sockets:
         _all.add(self)
 
     def closed(self) -> set[int]:
-        """The ranks whose connection has ended."""
+        """Return the ranks whose connection has ended."""
         ended = {peer: info for peer, info in self._infos() if not info.is_open}
         for peer, info in ended.items():
             self._silence.setdefault(peer, info.since_answer)
         return set(ended)
 
     def silent(self, seconds: float) -> set[int]:
-        """The ranks that have owed us an answer for longer than that.
+        """Return the ranks that have owed us an answer for longer than `seconds`.
 
-        Counted from the first call that saw them owe it.
+        The time counts from the first call that found the answer missing.
         """
         now = time.monotonic()
         found = set()
@@ -100,12 +102,11 @@ class Sockets:
         return found
 
     def silence(self, peer: int) -> float:
-        """Seconds for which nothing had come from a rank's host when we first saw that its
-        connection had ended."""
+        """Return the seconds of silence at the moment a rank's connection was found closed."""
         return self._silence.get(peer, 0.0)
 
     def nbytes(self) -> int:
-        """Moved so far over all connections."""
+        """Return the bytes sent and received so far over all connections."""
         return sum(info.nbytes for _, info in self._infos())
 
     def _infos(self) -> Iterator[tuple[int, Info]]:
@@ -117,23 +118,25 @@ class Sockets:
         for link in self._links:
             try:
                 link.sock.shutdown(socket.SHUT_RDWR)
-            except OSError:  # has ended by itself
+            # The connection has already ended.
+            except OSError:
                 continue
 
     def close(self) -> None:
-        """Let go of our duplicates; Gloo's own sockets stay as they are."""
+        """Close our duplicates; Gloo's own sockets stay as they are."""
         links, self._links = self._links, []
         for link in links:
             link.sock.close()
 
     def let_go(self) -> None:
-        """In a forked process: neither our duplicates nor Gloo's sockets keep a connection of the
-        parent open."""
+        """Close our duplicates and Gloo's sockets in a forked process.
+
+        Otherwise the child would keep connections of its parent open.
+        """
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for link in self._links:
-            if _same_file(
-                link.gloo_fd, link.sock.fileno()
-            ):  # Gloo may have closed its own, and somebody have its number
+            # Gloo may have closed its socket, and another file may have its number now.
+            if _same_file(link.gloo_fd, link.sock.fileno()):
                 os.dup2(nothing, link.gloo_fd, inheritable=False)
         os.close(nothing)
         self.close()
@@ -145,8 +148,11 @@ class Sockets:
 def found(
     create: Callable[[], Any], store: Store, rank: int, size: int, seconds: float, lost: float
 ) -> tuple[Any, Sockets]:
-    """A Gloo group, made by `create` on all ranks at once, and its sockets. lost: seconds of
-    silence after which a host is gone."""
+    """Return the Gloo group that `create` makes, and its sockets. All ranks call it together.
+
+    `seconds` limits the wait for the other ranks; `lost` is the silence in seconds after which a
+    host counts as lost.
+    """
     before = _open_files()
     gloo = create()
     new = _open_files() - before
@@ -164,20 +170,19 @@ def found(
     return gloo, Sockets(links)
 
 
-_Near = dict[
-    int, tuple[Ends, Ends, socket.socket]
-]  # by Gloo's number: near end, far end, our duplicate
+# By Gloo's file number: near end, far end, our duplicate.
+_Near = dict[int, tuple[Ends, Ends, socket.socket]]
 
 
 def _matched(near: _Near, store: Store, rank: int, size: int, seconds: float) -> list[Link]:
-    """Our sockets whose two ends are, the other way round, those of another rank's socket."""
-    word = json.dumps([[ours, theirs] for ours, theirs, _ in near.values()])
-    words = collect(store, "sockets", rank, size, word, seconds)
+    """Return a link for each of our sockets whose ends, reversed, are those of another rank's."""
+    own_ends = json.dumps([[ours, theirs] for ours, theirs, _ in near.values()])
+    all_ends = collect(store, "sockets", rank, size, own_ends, seconds)
     owner = {
         (tuple(theirs), tuple(ours)): other
-        for other, said in enumerate(words)
+        for other, text in enumerate(all_ends)
         if other != rank
-        for ours, theirs in json.loads(said)
+        for ours, theirs in json.loads(text)
     }
     return [
         Link(owner[ours, theirs], sock, fd)
@@ -187,7 +192,7 @@ def _matched(near: _Near, store: Store, rank: int, size: int, seconds: float) ->
 
 
 def _open_files() -> set[int]:
-    """Without the one that the listing itself needs: Gloo may be the next to get its number."""
+    """Return the open files, without the one of this listing, whose number Gloo may get next."""
     return {
         int(name)
         for name in os.listdir("/proc/self/fd")
@@ -196,7 +201,7 @@ def _open_files() -> set[int]:
 
 
 def _connections(fds: list[int], store_ports: set[int]) -> _Near:
-    """Those of the open files that are TCP connections, and none of the store's."""
+    """Return the TCP connections among the open files, without those of the store."""
     near: _Near = {}
     for fd in fds:
         ends = _ends(fd)
@@ -206,13 +211,14 @@ def _connections(fds: list[int], store_ports: set[int]) -> _Near:
 
 
 def _ends(fd: int) -> tuple[Ends, Ends] | None:
-    """Near and far end of a TCP connection; None for anything else."""
+    """Return near and far end of a TCP connection; None for any other file."""
     try:
         if (sock := tcp_socket(fd)) is None:
             return None
         with sock:
             return _end(sock.getsockname()), _end(sock.getpeername())
-    except OSError:  # closed meanwhile, or not connected
+    # Closed meanwhile, or not connected.
+    except OSError:
         return None
 
 
@@ -221,7 +227,7 @@ def _end(name: Any) -> Ends:
 
 
 def _ports_of(store: Store) -> set[int]:
-    """Where the store is served."""
+    """Return the ports on which the store is served."""
     store = root_of(store)
     if isinstance(store, WireStore):
         return {store.client.server_address[1]}
@@ -229,27 +235,26 @@ def _ports_of(store: Store) -> set[int]:
 
 
 def look_at(sock: socket.socket) -> Info:
-    """The state of a connection."""
+    """Return the state of a connection."""
     try:
-        state, probes, unacked, sent, heard, acked, received = _INFO.unpack_from(
+        state, probes, unacked, sent_ago, received_ago, acked, nbytes_received = _INFO.unpack_from(
             sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         )
     except OSError:
         return Info(False, False, 0.0, 0)
-    # Data may stay unacknowledged although each repetition is answered, when the process there does
-    # not read: that is no silence.
-    # And a kernel whose process does not read lets a probe pass now and then without an answer.
-    owes_answer = bool(probes > 1 or (unacked and sent < heard))
-    return Info(state == _ESTABLISHED, owes_answer, heard / 1000, acked + received)
+    # If the process there does not read, data may stay unacknowledged although the kernel answers
+    # each repetition: that is no silence. Such a kernel also leaves single probes unanswered.
+    owes_answer = bool(probes > 1 or (unacked and sent_ago < received_ago))
+    return Info(state == _ESTABLISHED, owes_answer, received_ago / 1000, acked + nbytes_received)
 
 
 def _probe(sock: socket.socket, lost: float) -> None:
-    """Let the kernel ask for a sign of life when nothing else is under way, and give up in time."""
-    interval = min(max(1, int(lost / 5)), MOST_KEEPALIVE_SECONDS)
+    """Make the kernel send keepalive probes on an idle connection, and give up within `lost` s."""
+    interval = min(max(1, int(lost / 5)), MAX_KEEPALIVE_SECONDS)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-    count = min(max(1, int(0.8 * lost / interval) - 1), _MOST_KEEPALIVE_PROBES)
+    count = min(max(1, int(0.8 * lost / interval) - 1), _MAX_KEEPALIVE_PROBES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
 
 

@@ -1,5 +1,7 @@
-"""Where a program is, in its user's own lines: frames of torch, allstep and Python's start-up are
-left out."""
+"""The position of a program, in the user's own lines.
+
+Frames of torch, allstep and Python's start-up are left out.
+"""
 
 import contextlib
 import os
@@ -13,7 +15,7 @@ from types import FrameType
 
 import torch
 
-_MOST_LINES = 12
+_MAX_LINES = 12
 _OURS = tuple(
     f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
 )
@@ -25,8 +27,10 @@ _called = threading.local()
 
 @contextlib.contextmanager
 def called_from(line: str) -> Iterator[None]:
-    """What is done in here was called elsewhere, in this line, or nobody knows where (""): see
-    `callers_line`."""
+    """Make `callers_line` return `line` in this context, for a call that runs in another thread.
+
+    `line` is where the user called it, or "" if that is not known.
+    """
     _called.line = line
     try:
         yield
@@ -35,9 +39,9 @@ def called_from(line: str) -> Iterator[None]:
 
 
 def callers_line() -> str:
-    """The line of the user that led here:
+    """Return the user's line that led here; empty if it is not known.
 
-    `train.py:88 in validate: loss = model(batch)`. Empty when it is not known.
+    For example `train.py:88 in validate: loss = model(batch)`.
     """
     if hasattr(_called, "line"):
         return str(_called.line)
@@ -48,14 +52,14 @@ def callers_line() -> str:
 
 
 def main_threads_lines() -> list[str]:
-    """Where the main thread is, the innermost call last."""
+    """Return the stack of the main thread, the innermost call last."""
     return thread_lines(threading.main_thread().ident)
 
 
 def thread_lines(ident: int | None) -> list[str]:
-    """Where a thread of this process is."""
+    """Return the stack of a thread of this process, the innermost call last."""
     frame = sys._current_frames().get(ident or 0)
-    return _lines(frame)[-_MOST_LINES:] if frame is not None else []
+    return _lines(frame)[-_MAX_LINES:] if frame is not None else []
 
 
 def _lines(frame: FrameType) -> list[str]:
@@ -68,9 +72,8 @@ def _lines(frame: FrameType) -> list[str]:
 def _is_internal(filename: str) -> bool:
     if filename.startswith((*_OURS, "<frozen")):
         return True
-    return (
-        filename.startswith(_PYTHONS) and "-packages" not in filename
-    )  # where installed libraries may lie
+    # Installed libraries may be in a subfolder of Python's own.
+    return filename.startswith(_PYTHONS) and "-packages" not in filename
 
 
 def _short(filename: str) -> str:

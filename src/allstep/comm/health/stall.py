@@ -1,16 +1,16 @@
-"""Who is missing, and what does it do instead? Questions and answers through the group's store.
+"""Find out which ranks are missing and what they do: questions and answers through the store.
 
 ```
-claim/<question>            who asks it: the first that thought of it
-questions                   how many were asked
+claim/<question>            the rank that asks it: the first that wrote this key
+questions                   how many questions were asked
 question/<n>                the n-th question
-answer/<question>/<rank>    what the rank says of itself: an `Answer`
+answer/<question>/<rank>    the rank's own state: an `Answer`
 ```
 
-A question is named after the operation that stalls, so that all ranks that wait in it ask the same
-one and read the same answers. Each rank looks for new questions every few seconds. One that is busy
-in native code without letting other threads run, or stopped, does not answer, and that is an
-answer, too.
+A question is named after the operation that stalls, so all ranks that wait in it ask the same one
+and read the same answers. Each rank checks for new questions every few seconds. A rank that is
+stopped, or busy in native code that holds the interpreter lock, does not answer; the report then
+states that.
 """
 
 import json
@@ -22,31 +22,35 @@ from torch._C._distributed_c10d import Store
 
 
 class Answer(NamedTuple):
-    """What a rank says of itself."""
+    """The state of a rank, as the rank itself reports it."""
 
     host: str
-    begun: int  # collectives on this group
-    doing: str  # the operation that it waits in; empty when in none
-    seconds: float  # how long it has been doing that, or nothing
-    lines: list[str]  # where its program is
+    begun: int
+    """The number of collectives that it has called on this group."""
+    doing: str
+    """The operation that it waits in; empty if in none."""
+    seconds: float
+    """Seconds that it has waited, or seconds since it last waited."""
+    lines: list[str]
+    """The stack of its program, the innermost call last."""
 
 
 class Questions:
-    """The letter-box of one group."""
+    """Questions and answers of one group, in the store."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._next = 1
 
-    def answer(self, say: Callable[[], Answer]) -> None:
-        """Answer what was asked since the last time."""
+    def answer(self, own_answer: Callable[[], Answer]) -> None:
+        """Answer the questions that were asked since the last call."""
         while self._store.check([f"question/{self._next}"]):
             question = self._store.get(f"question/{self._next}").decode()
             self._next += 1
-            self._store.set(f"answer/{question}/{self._rank}", json.dumps(say()))
+            self._store.set(f"answer/{question}/{self._rank}", json.dumps(own_answer()))
 
     def ask(self, question: str) -> bool:
-        """Put a question to all, ourselves included; False when somebody else has."""
+        """Ask a question to all ranks, including this one; return False if another rank has."""
         if (
             self._store.compare_set(f"claim/{question}", "", str(self._rank))
             != str(self._rank).encode()
@@ -56,7 +60,7 @@ class Questions:
         return True
 
     def answers(self, question: str) -> dict[int, Answer]:
-        """Those that have come, by rank."""
+        """Return the answers so far, by rank."""
         keys = {rank: f"answer/{question}/{rank}" for rank in range(self._size)}
         return {
             rank: Answer(*json.loads(self._store.get(key)))
@@ -66,22 +70,21 @@ class Questions:
 
 
 class Inquiry:
-    """One question on its way: asked, waiting for answers, told."""
+    """One question under way, from asking it to its answers."""
 
-    def __init__(self, question: str, patience: float) -> None:
+    def __init__(self, question: str, timeout: float) -> None:
         self.question = question
         self.claimed = False
-        self.answers: Mapping[int, Answer] | None = (
-            None  # when all have come, or no more are waited for
-        )
-        self._patience = patience
+        # Set when all ranks have answered, or when the time for answers is over.
+        self.answers: Mapping[int, Answer] | None = None
+        self._timeout = timeout
         self._until: float | None = None
 
-    def go_on(self, questions: Questions, size: int) -> Mapping[int, Answer] | None:
-        """The answers, when it is over. May hang, since the store may."""
+    def advance(self, questions: Questions, size: int) -> Mapping[int, Answer] | None:
+        """Ask the question once, and return the answers when complete. May block."""
         if self._until is None:
             self.claimed = questions.ask(self.question)
-            self._until = time.monotonic() + self._patience
+            self._until = time.monotonic() + self._timeout
         answers = questions.answers(self.question)
         if len(answers) == size or time.monotonic() > self._until:
             self.answers = answers
@@ -89,30 +92,31 @@ class Inquiry:
 
 
 def report(
-    said: str,
+    text: str,
     seconds: float,
     number: int,
     rank: int,
     answers: Mapping[int, Answer],
     names: Sequence[int],
 ) -> list[str]:
-    """Lines for people: the first says who is missing, the rest what those do.
+    """Return the report as lines: the first names the missing ranks, the rest what they do.
 
-    Ranks of the group; `names` are the user's numbers.
+    `rank` and the keys of `answers` are ranks of the group; `names` are the user's numbers for
+    them.
     """
     missing, mute = absent(number, rank, answers, len(names))
     clauses = []
     if missing:
         clauses.append(
-            f"{in_words(missing, names)} of {len(names)} {'has' if len(missing) == 1 else 'have'}"
+            f"{rank_list(missing, names)} of {len(names)} {'has' if len(missing) == 1 else 'have'}"
             " not called it"
         )
     if mute:
-        clauses.append(f"{in_words(mute, names)} {'does' if len(mute) == 1 else 'do'} not answer")
-    else_said = "all ranks have called it" if number else "the others"
+        clauses.append(f"{rank_list(mute, names)} {'does' if len(mute) == 1 else 'do'} not answer")
+    otherwise = "all ranks have called it" if number else "the others"
     lines = [
-        f"rank {names[rank]} has waited {seconds:.0f} s in {said};"
-        f" {', '.join(clauses) or else_said}"
+        f"rank {names[rank]} has waited {seconds:.0f} s in {text};"
+        f" {', '.join(clauses) or otherwise}"
     ]
     for other in sorted([*missing, *mute]) or _others(rank, len(names)):
         lines += _about(f"rank {names[other]}", answers.get(other))
@@ -122,24 +126,26 @@ def report(
 def _about(who: str, answer: Answer | None) -> list[str]:
     if answer is None:
         return [f"  {who}: does not answer (busy in native code, stopped or cut off)"]
-    does = f"in {answer.doing} for" if answer.doing else "in no collective since"
+    does = f"in {answer.doing} for" if answer.doing else "in no collective for"
     head = f"  {who} on {answer.host}: {does} {answer.seconds:.0f} s"
     return (
-        [f"{head}; it is at", *(f"    {line}" for line in answer.lines)] if answer.lines else [head]
+        [f"{head}; its stack:", *(f"    {line}" for line in answer.lines)]
+        if answer.lines
+        else [head]
     )
 
 
 def absent(
     number: int, rank: int, answers: Mapping[int, Answer], size: int
 ) -> tuple[list[int], list[int]]:
-    """The ranks that have not begun the collective of that number, and those that do not answer."""
+    """Return the ranks that have not begun collective `number`, and those that do not answer."""
     others = _others(rank, size)
     missing = [other for other in others if other in answers and answers[other].begun < number]
     return missing, [other for other in others if other not in answers]
 
 
-def in_words(ranks: Sequence[int], names: Sequence[int]) -> str:
-    """`rank 2`, `ranks 2 and 3`."""
+def rank_list(ranks: Sequence[int], names: Sequence[int]) -> str:
+    """Return `rank 2`, or `ranks 2 and 3`."""
     numbers = [str(names[each]) for each in ranks]
     return (
         f"rank {numbers[0]}"

@@ -1,13 +1,13 @@
-"""Two threads per process that look after its groups, started with the first of them and ended with
-the last.
+"""Two threads per process that look after its groups, from the first group to the last.
 
-The *watch* ticks twice a second and asks each group to look at itself (`look`). Whatever talks to
-the store may hang, when the store is on a host that is cut off; that is done by the *runner*. Who
-sends it on an errand waits for a bounded time; if it does not come back it is left to itself, and
-another takes its place. Between errands it goes its rounds (`round`).
+The *watch* thread wakes twice a second and calls `look` of each group, which must not block. Calls
+to the store may block, when it is on a host that is cut off; they are made by the *runner* thread.
+A caller that sends a call to the runner waits for a bounded time; if the call has not returned by
+then, that thread is abandoned and another one replaces it. Between such calls the runner calls
+`round` of each group.
 
-Both are daemons. At exit they are stopped, because a thread that comes back from C++ into an
-interpreter that is gone takes the process down with it. A forked process has neither: it forgets
+Both are daemon threads. They are stopped at exit, because a thread that returns from C++ after the
+interpreter has been finalized crashes the process. A forked process has neither thread and drops
 the groups of its parent.
 """
 
@@ -20,76 +20,79 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from allstep.process.thread_call import Call, NotBack
+from allstep.process.thread_call import Call, CallTimeout
 
 _LEAVE_SECONDS = 2.0
-_MOST_WAIT = 5.0
+_MAX_WAIT = 5.0
 
 
 class Group(Protocol):
-    """What the two threads ask of a group."""
+    """What the two threads need of a group."""
 
     @property
     def tick(self) -> float:
-        """Seconds between looks that its limits need."""
+        """Seconds between two calls of `look` that the group's limits require."""
 
     def look(self) -> None:
-        """Must not hang."""
+        """Check for failures. Must not block."""
 
     def round(self) -> float:
-        """May hang. Seconds until the next round."""
+        """Do periodic work with the store; return seconds until the next call. May block."""
 
     def abandon(self) -> None:
-        """The process ends now: whatever hangs must come back."""
+        """Make blocked calls return: the process ends now."""
 
     def leave(self) -> None:
-        """The process ends. May hang."""
+        """Record the end of the process. May block."""
 
 
 class Runner:
-    """A thread for calls that may hang."""
+    """A thread for calls that may block.
+
+    `rounds` is called between them and returns the seconds until its next call, or None for never.
+    """
 
     def __init__(self, rounds: Callable[[], float | None]) -> None:
         self._rounds = rounds
-        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.left_alone = False
         self.thread = threading.Thread(target=self._run, name="allstep-runner", daemon=True)
         self.thread.start()
 
     def send(self, act: Callable[[], Any], seconds: float) -> Any:
-        """What `act` returns or raises; TimeoutError when it is not back in time."""
+        """Return or raise what `act` does in the thread; TimeoutError if it takes longer."""
         call = Call(act)
-        self._errands.put(call.run)
+        self._tasks.put(call.run)
         try:
             return call.result(seconds)
-        except NotBack:
+        except CallTimeout:
             self.left_alone = True
             raise
 
     def wake(self) -> None:
-        """Go the rounds now."""
-        self._errands.put(lambda: None)
+        """Start the next round now."""
+        self._tasks.put(lambda: None)
 
     def stop(self) -> None:
         self.left_alone = True
-        self._errands.put(None)
+        self._tasks.put(None)
 
     def _run(self) -> None:
         wait: float | None = None
         while not self.left_alone:
             try:
-                errand = self._errands.get(timeout=wait)
+                task = self._tasks.get(timeout=wait)
             except queue.Empty:
-                errand = _nothing
-            if errand is None:
+                task = _nothing
+            if task is None:
                 return
-            errand()
+            task()
             if not self.left_alone:
                 wait = self._rounds()
 
 
 class Watch:
-    """The groups of this process and the threads that look after them."""
+    """The groups of this process, and the threads that look after them."""
 
     def __init__(self) -> None:
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -100,11 +103,11 @@ class Watch:
         self._last_acts: list[Callable[[], None]] = []
 
     def at_end(self, act: Callable[[], None]) -> None:
-        """At exit, when all groups have left."""
+        """Call `act` at exit, after all groups have left."""
         self._last_acts.append(act)
 
     def not_at_end(self, act: Callable[[], None]) -> None:
-        """Take back an `at_end`, if there was one."""
+        """Withdraw an `at_end`, if there was one."""
         with contextlib.suppress(ValueError):
             self._last_acts.remove(act)
 
@@ -118,7 +121,7 @@ class Watch:
         self.wake_runner()
 
     def remove(self, group: Group) -> bool:
-        """Look after it no more. Whether it was the last one: then both threads have ended."""
+        """Remove a group; return whether it was the last one, so that both threads have ended."""
         with self._lock:
             self._groups.discard(group)
             if self._groups:
@@ -137,21 +140,22 @@ class Watch:
                 each.join(1.0)
 
     def send(self, act: Callable[[], Any], seconds: float) -> Any:
-        """Have the runner do it; see `Runner.send`."""
+        """Run `act` in the runner thread; see `Runner.send`."""
         return self._living_runner().send(act, seconds)
 
     def wake_runner(self) -> None:
         self._living_runner().wake()
 
     def stop(self) -> None:
-        """At exit: tell the groups, and wait a moment for the threads."""
+        """Let the groups leave at exit, and wait briefly for the threads."""
         groups = self._all()
         if groups:
-            with contextlib.suppress(Exception):  # the store may be gone
+            # The store may be lost.
+            with contextlib.suppress(Exception):
                 self.send(lambda: _leave(groups), _LEAVE_SECONDS)
         thread, self._thread = self._thread, None
         for group in groups:
-            # a runner that hangs comes back, while there is still an interpreter to come back to
+            # A blocked runner must return before the interpreter is finalized.
             group.abandon()
         for act in self._last_acts:
             act()
@@ -160,7 +164,7 @@ class Watch:
     def _living_runner(self) -> Runner:
         with self._lock:
             if self._runner is None or self._runner.left_alone:
-                self._runner = Runner(self._go_rounds)
+                self._runner = Runner(self._run_rounds)
             return self._runner
 
     def _all(self) -> list[Group]:
@@ -174,20 +178,21 @@ class Watch:
             self._changed.clear()
 
     def _look_at_all(self) -> float | None:
-        """Seconds until the next look; None when there is nobody to look after."""
+        """Check all groups; return seconds until the next check, or None if there is no group."""
         groups = self._all()
         for group in groups:
             group.look()
         return min((group.tick for group in groups), default=None)
 
-    def _go_rounds(self) -> float | None:
-        """Seconds until the next; None when there is nobody to look after."""
+    def _run_rounds(self) -> float | None:
+        """Run a round of all groups; return seconds until the next, or None without a group."""
         nexts = []
         for group in self._all():
             try:
                 nexts.append(group.round())
-            except Exception:  # the store is gone, perhaps for a while
-                nexts.append(_MOST_WAIT)
+            # The store cannot be reached, perhaps only for a while.
+            except Exception:
+                nexts.append(_MAX_WAIT)
         return min(nexts, default=None)
 
 
@@ -197,13 +202,13 @@ def _leave(groups: list[Group]) -> None:
 
 
 class _WatchState:
-    """The watch of this process; a forked one starts without."""
+    """The watch of this process; a forked process gets a new one."""
 
     def __init__(self) -> None:
         self.watch = Watch()
 
     def renew(self) -> None:
-        """In a forked process, which has none of the threads."""
+        """Start with a new watch in a forked process, which has none of the threads."""
         self.watch = Watch()
 
     def stop(self) -> None:

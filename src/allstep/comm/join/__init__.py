@@ -1,4 +1,4 @@
-"""How ranks find each other: a store that all share, cards with their places, a barrier on it.
+"""How ranks find each other: a store that all share, a card from each rank, and a barrier.
 
-May import: nothing else in `comm`. Start with `rendezvous`: one way for each launcher.
+May import: nothing else in `comm`. Start with `rendezvous`: one method for each launcher.
 """

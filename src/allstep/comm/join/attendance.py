@@ -1,15 +1,15 @@
-"""Which meeting a process comes to, when several programs of one launch share a store.
+"""The number of the rendezvous that a process joins, if several programs share a store.
 
     allstep run -np 2 sh -c "python train.py; python evaluate.py"
 
-The store outlives the first program, and so do its keys. Each rank therefore counts its meetings
-in the store: the n-th time that it joins, in whichever process, it meets the others at their n-th.
+The store outlives the first program, and so do its keys. Each rank therefore counts its joins in
+the store: the n-th time that a rank joins, in whichever process, it takes the n-th rendezvous.
 
-Two programs at once (`a.py & b.py`, or a process that forks and joins in both halves) would meet at
-random and add up each other's numbers. So each process leaves its pid, and takes it back when it
-leaves; a second one that finds the first still there is refused. A rank whose first program ended
-before it joined meets the others with its second: nothing forbids ranks of different programs, but
-rank 0 tells that they are (`differing_programs`).
+Two programs at once (`a.py & b.py`, or a process that forks and joins in both halves) would join
+each other at random and add up each other's numbers. So each process writes its pid, and clears it
+when it leaves; a second process that finds the first one still running is refused. A rank whose
+first program ended before it joined joins the others with its second program. Ranks of different
+programs are permitted, but rank 0 prints a notice (`differing_programs`).
 """
 
 import contextlib
@@ -28,43 +28,44 @@ from allstep.process.liveness import birth, namespace
 from allstep.wire.keys import failure_of
 from allstep.world import World
 
-_LONGEST = 200
-_PATIENCE, _NAP = 5.0, 0.05
-_WORD = re.compile(r"[\w.]+")
+_MAX_LENGTH = 200
+_TIMEOUT, _NAP = 5.0, 0.05
+_ARGUMENT = re.compile(r"[\w.]+")
 
 
 def attend(store: Store, world: World) -> int:
-    """Return the number of the next meeting of this rank, from 1.
+    """Return the number of this rank's next rendezvous, from 1.
 
-    WorldError when another process is at it.
+    Raises WorldError if another process of this rank has joined and still runs.
     """
     number = int(store.add(f"allstep/joins/{world.rank}", 1))
     store.set(_key(world, number), json.dumps([namespace(), os.getpid(), birth(os.getpid())]))
-    # A process that was killed between the two lines above has left nothing.
+    # A process that was killed between the two lines above has written nothing.
     if number > 1 and store.check([_key(world, number - 1)]):
         _wait_until_gone(world, lambda: store.get(_key(world, number - 1)))
     if number > 1:
-        # That of a program before: the launcher must not take it for the reason of this one.
+        # The launcher must not take the failure of an earlier program for the one of this.
         store.delete_key(failure_of(world.rank))
     return number
 
 
 def leave(store: Store, world: World, number: int) -> None:
-    """Tell that this process is through with meeting `number`: another one may join as this rank."""
-    with contextlib.suppress(RuntimeError, OSError):  # the store may be gone
+    """Clear our pid in rendezvous `number`: another process may join as this rank."""
+    # The store may be lost.
+    with contextlib.suppress(RuntimeError, OSError):
         store.set(_key(world, number), "")
 
 
 def program() -> str:
-    """Return what this process runs, as the others are told."""
-    return " ".join(sys.argv)[:_LONGEST]
+    """Return the command of this process, for its card."""
+    return " ".join(sys.argv)[:_MAX_LENGTH]
 
 
 def differing_programs(programs: Sequence[str], local_ranks: Sequence[int]) -> str | None:
-    """Return a line about ranks that run different programs; each may name its own rank
-    (`--local_rank=3`).
+    """Return a notice if ranks run different programs, else None.
 
-    programs, local_ranks: of all ranks, in their order.
+    `programs` and `local_ranks` are those of all ranks, in order. Programs may differ in their own
+    rank (`--local_rank=3`).
     """
     for rank, other in enumerate(programs):
         if not _are_alike(
@@ -72,14 +73,14 @@ def differing_programs(programs: Sequence[str], local_ranks: Sequence[int]) -> s
         ):
             return (
                 f"rank 0 runs `{programs[0]}`, rank {rank} `{other}`: if these are two programs of"
-                " one launch, the first has ended before it joined on one of them, and the results"
-                " are of neither"
+                " one launch, the first has ended on one of them before it joined, and the results"
+                " belong to neither program"
             )
     return None
 
 
 def _are_alike(ours: str, our_numbers: set[str], theirs: str, their_numbers: set[str]) -> bool:
-    pairs = zip_longest(_WORD.findall(ours), _WORD.findall(theirs))
+    pairs = zip_longest(_ARGUMENT.findall(ours), _ARGUMENT.findall(theirs))
     return all(one == two or (one in our_numbers and two in their_numbers) for one, two in pairs)
 
 
@@ -88,8 +89,8 @@ def _key(world: World, number: int) -> str:
 
 
 def _wait_until_gone(world: World, left: Callable[[], bytes]) -> None:
-    """The process that was this rank before may be about to leave."""
-    end = time.monotonic() + _PATIENCE
+    """Wait until the previous process of this rank has left, and raise if it does not."""
+    end = time.monotonic() + _TIMEOUT
     while (pid := _who_is_there(left())) is not None:
         time.sleep(_NAP)
         if time.monotonic() < end:
@@ -102,7 +103,7 @@ def _wait_until_gone(world: World, left: Callable[[], bytes]) -> None:
 
 
 def _who_is_there(left: bytes) -> int | None:
-    """The pid of a process that has left this note and still runs, unless it is our own."""
+    """Return the pid that is written in `left` if that process still runs and is not ours."""
     if not left:
         return None
     where, pid, born = json.loads(left)

@@ -1,18 +1,18 @@
-"""A barrier that names the ranks which do not come.
+"""A barrier that names the missing ranks.
 
-torch's `monitored_barrier` belongs to Gloo by name. This one needs nothing but the group's store,
-so it works on every backend and tells something even when the collectives are stuck. Each rank
-counts its arrivals in the store and leaves a key for this one:
+torch's `monitored_barrier` exists only for Gloo. This one needs only the group's store, so it works
+on every backend, and it reports missing ranks even when the collectives are stuck. Each rank counts
+its arrivals in the store and writes a key for each:
 
 ```
-allstep/barrier/arrivals/<rank>      how often the rank has come to this group's barrier
+allstep/barrier/arrivals/<rank>      how often the rank has arrived at this group's barrier
 allstep/barrier/<n>/<rank>           its n-th arrival, with the name of its host
 ```
 
-The n-th barrier is passed when all ranks have left their n-th key. An arrival stays, so a rank that
-gave up does not put the others out of step: who comes later passes at once, and the next barrier is
-the same one for all. Keys of the barrier before are removed by their owners: nobody can still be
-waiting for them.
+The n-th barrier is passed when all ranks have written their n-th key. An arrival stays, so a rank
+that timed out does not put the others out of step: a rank that arrives later passes at once, and
+the next barrier is the same one for all. Each rank removes its key of the previous barrier, for
+which no rank can still be waiting.
 """
 
 import time
@@ -29,10 +29,10 @@ _PREFIX = "allstep/barrier"
 
 
 def barrier(timeout: float | None = None, group: dist.ProcessGroup | None = None) -> None:
-    """Wait until every rank of the group is here; after `timeout` seconds raise `CollectiveTimeout`
-    with the missing ranks.
+    """Wait until all ranks of `group` (default: all ranks) have called this.
 
-    timeout: seconds; by default ALLSTEP_TIMEOUT.
+    After `timeout` seconds (default: ALLSTEP_TIMEOUT) raise `CollectiveTimeout` with the missing
+    ranks.
     """
     group = group or dist.distributed_c10d._get_default_group()
     seconds = read_limits().timeout if timeout is None else timeout
@@ -41,23 +41,26 @@ def barrier(timeout: float | None = None, group: dist.ProcessGroup | None = None
 
 
 def leave_card(store: Store, rank: int) -> None:
-    """Tell the group on which host this rank is, for messages about it."""
+    """Write the host of this rank to the group's store, for error messages."""
     store.set(f"{_PREFIX}/host/{rank}", host_name())
 
 
 def host_name() -> str:
-    """Of this rank, as the launcher calls it."""
+    """Return the name of this rank's host, as the launcher calls it."""
     try:
         return World.detect().host
-    except WorldError:  # whoever makes a group by hand need not have a launcher that makes sense
+    # A script that makes a group by hand may have a contradictory launcher environment.
+    except WorldError:
         return World.alone().host
 
 
 def wait_for_all(
     store: Store, rank: int, size: int, seconds: float, names: list[int] | None = None
 ) -> None:
-    """The barrier itself, by ranks of the group; `names` are the numbers under which the user knows
-    them."""
+    """Wait until all ranks of a group have arrived, or raise `CollectiveTimeout`.
+
+    `names` are the user's numbers for the ranks of the group.
+    """
     number = store.add(f"{_PREFIX}/arrivals/{rank}", 1)
     keys = [f"{_PREFIX}/{number}/{each}" for each in range(size)]
     store.set(keys[rank], host_name())
@@ -81,7 +84,7 @@ def _absent(
 ) -> CollectiveTimeout:
     who = [f"rank {names[each]} on {_host_of(each, store)}" for each in missing]
     message = (
-        f"barrier: {len(missing)} of {size} ranks did not come within {seconds:.1f} s:"
+        f"barrier: {len(missing)} of {size} ranks did not arrive within {seconds:.1f} s:"
         f" {', '.join(who)}"
     )
     return CollectiveTimeout(
@@ -91,4 +94,4 @@ def _absent(
 
 def _host_of(rank: int, store: Store) -> str:
     key = f"{_PREFIX}/host/{rank}"
-    return store.get(key).decode() if store.check([key]) else "a host that it did not tell"
+    return store.get(key).decode() if store.check([key]) else "an unknown host"

@@ -1,10 +1,10 @@
-"""One clock for all hosts: how far ours is from rank 0's.
+"""One clock for all hosts: the offset of our clock to rank 0's.
 
-Processes on one kernel share a clock, whatever hosts the launcher sees. Of the ranks on another
-kernel the first asks rank 0 for the time a few times, through the store, and believes the answer
-that came back soonest: rank 0 read its clock somewhere between the question and the answer, so the
-middle is off by half of that time at most. The others on that kernel take over its result: ranks
-that share a clock must stay in step to the microsecond.
+Processes on one kernel share a clock, whatever hosts the launcher counts. On each other kernel, the
+first rank asks rank 0 for the time a few times, through the store, and uses the answer that arrived
+soonest: rank 0 read its clock between the question and the answer, so the middle of that interval
+is off by half of it at most. The other ranks on that kernel use the same result, because ranks that
+share a clock must agree to the microsecond.
 """
 
 import json
@@ -21,7 +21,7 @@ _QUESTIONS = 10
 
 
 class Offset(NamedTuple):
-    """Nanoseconds: what to add to our clock to get rank 0's, and by how much that may be wrong."""
+    """Nanoseconds to add to our clock to get rank 0's (`add`), and the maximum error of that."""
 
     add: int
     error: int
@@ -30,15 +30,16 @@ class Offset(NamedTuple):
 def offset_to_first(
     store: Store, rank: int, size: int, seconds: float, clock: Callable[[], int]
 ) -> Offset:
-    """Ours.
+    """Return the offset of our clock to rank 0's.
 
-    All ranks call it together; torch's error when one does not come within so many seconds.
+    All ranks call it together; torch's error if one does not arrive within `seconds`. `clock`
+    returns nanoseconds.
     """
     kernels = collect(store, "kernel", rank, size, _kernel(), seconds)
-    spokesmen = [kernels.index(kernel) for kernel in dict.fromkeys(kernels)]
+    first_ranks = [kernels.index(kernel) for kernel in dict.fromkeys(kernels)]
     ours = kernels.index(kernels[rank])
     if rank == 0:
-        for asking in spokesmen[1:]:
+        for asking in first_ranks[1:]:
             _answer(store, asking, seconds, clock)
     if rank == ours and rank != 0:
         store.set(f"offset/{rank}", json.dumps(_ask(store, rank, seconds, clock)))
@@ -48,8 +49,10 @@ def offset_to_first(
 
 
 def _kernel() -> str:
-    """The same for processes that share a clock: those of one boot, but for containers with a time
-    of their own."""
+    """Return a text that is the same for processes that share a clock.
+
+    That is the case for one boot and one time namespace.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     time_namespace = Path("/proc/self/ns/time")
     return f"{boot} {time_namespace.readlink() if time_namespace.is_symlink() else ''}"

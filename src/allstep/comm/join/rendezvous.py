@@ -1,20 +1,20 @@
 """How the ranks find each other: from a world to a store that all its ranks share.
 
-================
-==========================================================================================================
-started by        the store ================
-==========================================================================================================
-nobody            a dictionary in this process allstep run       the launcher's (ALLSTEP_STORE,
-ALLSTEP_TOKEN): it outlives every rank torchrun          torch's own, by MASTER_ADDR and MASTER_PORT
-others, one host  rank 0 serves one on loopback; a file named by the job in the user's run-time
-folder says where others, several   rank 0 serves one on all its interfaces. The ranks look for it
-at MASTER_ADDR where that is set; at the first hosts             host of the Slurm step; or are told
-by mpi4py. Else the error asks for MASTER_ADDR ================
-==========================================================================================================
+```
+started by              the store
+no launcher             a dictionary in this process
+allstep run             the launcher's (ALLSTEP_STORE, ALLSTEP_TOKEN): it outlives every rank
+torchrun                torch's own, by MASTER_ADDR and MASTER_PORT
+others, one host        rank 0 serves one on loopback; a file named by the job, in the user's
+                        run-time folder, has the port
+others, several hosts   rank 0 serves one on all its interfaces. The other ranks connect to
+                        MASTER_ADDR if it is set, else to the first host of the Slurm step, else to
+                        the address that mpi4py broadcasts; else the error asks for MASTER_ADDR
+```
 
-Between several hosts without a launcher of ours there is no private way to hand out a secret, so
-the token is derived from the job unless the user exports ALLSTEP_TOKEN. It then keeps jobs apart,
-but does not keep out somebody on the cluster who means harm.
+Between several hosts without `allstep run` there is no private way to distribute a secret, so the
+token is derived from the job unless the user exports ALLSTEP_TOKEN. A derived token keeps jobs
+apart, but does not keep out an attacker on the cluster.
 """
 
 import contextlib
@@ -38,9 +38,10 @@ from torch.distributed.rendezvous import rendezvous
 from allstep import machine, wire
 from allstep.comm.join.store import WireStore
 from allstep.errors import WorldError
-from allstep.files.whole import replace_file
+from allstep.files.atomic import replace_file
 from allstep.limits import Limits
 from allstep.process.liveness import birth
+from allstep.wire.handshake import WrongToken
 from allstep.wire.keys import HOSTS
 from allstep.world import NONE, World, job_of, tasks_per_node
 
@@ -48,42 +49,49 @@ _NUM_PORTS = 16
 
 
 @dataclass
-class Meeting:
-    """A store that all ranks share, and what rank 0 must take away when the ranks have met or part."""
+class Rendezvous:
+    """A store that all ranks share, and what rank 0 must remove after the ranks have joined."""
 
     store: Store
     server: wire.Server | None = None
     file: Path | None = None
 
-    def all_here(self) -> None:
-        """Every rank is connected: the file has done its work."""
+    def all_joined(self) -> None:
+        """Remove the file: every rank is connected, so it is not needed any more."""
         if self.file is not None:
             self.file.unlink(missing_ok=True)
             self.file = None
 
     def close(self) -> None:
-        self.all_here()
+        self.all_joined()
         if isinstance(self.store, WireStore):
             self.store.client.close_all()
         if self.server is not None:
             self.server.close()
 
 
-def find_store(world: World, limits: Limits) -> Meeting:
-    """The store of this world, by the table above."""
+def find_store(world: World, limits: Limits) -> Rendezvous:
+    """Return the store of this world, according to the table in the module docstring."""
     if world.launcher == NONE:
-        return Meeting(HashStore())
+        return Rendezvous(HashStore())
     if world.launcher == "allstep":
-        return Meeting(_join(*_launchers_store(), limits))
+        return Rendezvous(_join(*_launchers_store(), limits))
     if world.launcher == "torchrun":
-        return Meeting(_torch_store(world, limits))
+        return Rendezvous(_torch_store(world, limits))
     if world.local_size == world.size:
         return _by_file(world, limits)
     return _between_hosts(world, limits)
 
 
 def _join(addresses: list[tuple[str, int]], token: str, limits: Limits) -> WireStore:
-    client = wire.Client(addresses, token, limits.start)
+    try:
+        client = wire.Client(addresses, token, limits.start)
+    except (ConnectionError, WrongToken) as error:
+        raise WorldError(
+            f"cannot join the run: {error}. The run that set the variables of this process has"
+            " ended, or its port is not reachable: start with `allstep run`, or unset the"
+            " launcher's variables (ALLSTEP_RANK and the others) to run alone"
+        ) from error
     return WireStore(client, timedelta(seconds=limits.timeout))
 
 
@@ -123,18 +131,18 @@ def _torch_store(world: World, limits: Limits) -> Store:
         raise WorldError(
             f"rank {world.rank} on {world.host} found no store within {limits.start:.0f} s at"
             f" MASTER_ADDR:MASTER_PORT = {address}: {str(error).splitlines()[0]}. Rank 0 serves it:"
-            " is it running, and is the port free and open?"
+            " check that it runs, and that the port is free and open"
         ) from error
     return found[0]
 
 
-# One host: a file says where.
+# One host: a file has the port.
 
 
 def runtime_folder() -> Path:
-    """A folder of the user's own, for files that live as long as a run."""
+    """Return a folder that belongs to the user alone, for files that exist as long as a run."""
     chosen = os.environ.get("XDG_RUNTIME_DIR", "")
-    # os.path's, since Path's raises where a folder above may not be entered.
+    # Path.is_dir would raise where a folder above may not be entered.
     is_folder = os.path.isdir(chosen)  # noqa: PTH112
     if is_folder and os.access(chosen, os.W_OK) and Path(chosen).stat().st_uid == os.getuid():
         folder = Path(chosen) / "allstep"
@@ -151,26 +159,28 @@ def runtime_folder() -> Path:
     return folder
 
 
-def _by_file(world: World, limits: Limits) -> Meeting:
+def _by_file(world: World, limits: Limits) -> Rendezvous:
     file = runtime_folder() / f"{job_of(world)}.json"
     if world.rank == 0:
         return _serve_by_file(file, limits)
     note = _read_when_there(file, world, limits)
-    return Meeting(_join([("127.0.0.1", note["port"])], note["token"], limits))
+    return Rendezvous(_join([("127.0.0.1", note["port"])], note["token"], limits))
 
 
-def _serve_by_file(file: Path, limits: Limits) -> Meeting:
+def _serve_by_file(file: Path, limits: Limits) -> Rendezvous:
     _sweep(file.parent)
     token = wire.new_token()
     server = wire.Server(token)
     note = {"port": server.port, "token": token, "pid": os.getpid(), "born": birth(os.getpid())}
     replace_file(file, json.dumps(note).encode(), 0o600)
-    return Meeting(_join([("127.0.0.1", server.port)], token, limits), server, file)
+    return Rendezvous(_join([("127.0.0.1", server.port)], token, limits), server, file)
 
 
 def _read_when_there(file: Path, world: World, limits: Limits) -> dict[str, Any]:
-    """What rank 0 wrote, as soon as a living rank 0 has written it; a file that an earlier, killed
-    run left does not count."""
+    """Return what rank 0 wrote, once a running rank 0 has written it.
+
+    A file that an earlier, killed run left does not count.
+    """
     end = time.monotonic() + limits.start
     while time.monotonic() < end:
         with contextlib.suppress(OSError, ValueError):
@@ -179,14 +189,14 @@ def _read_when_there(file: Path, world: World, limits: Limits) -> dict[str, Any]
                 return note
         time.sleep(0.01)
     raise WorldError(
-        f"rank {world.rank} on {world.host} waited {limits.start:.0f} s, but rank 0 did not turn"
-        f" up: it left no {file}. Does every rank call allstep.init()? ALLSTEP_START_TIMEOUT sets"
-        " the time"
+        f"rank {world.rank} on {world.host} waited {limits.start:.0f} s, but rank 0 did not join:"
+        f" it wrote no {file}. Check that every rank calls allstep.init(); ALLSTEP_START_TIMEOUT"
+        " sets the time limit"
     )
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed runs left."""
+    """Remove the files that killed runs left."""
     for file in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(file.read_text())
@@ -194,43 +204,46 @@ def _sweep(folder: Path) -> None:
                 file.unlink()
 
 
-# Several hosts without a launcher of ours.
+# Several hosts without `allstep run`.
 
 
-def _between_hosts(world: World, limits: Limits) -> Meeting:
+def _between_hosts(world: World, limits: Limits) -> Rendezvous:
     address = os.environ.get("MASTER_ADDR") or _first_host_of_step(world)
     if address:
         return _at_address(address, world, limits)
-    told = _told_by_mpi(world, limits)
-    if told is not None:
-        return told
+    found = _share_by_mpi(world, limits)
+    if found is not None:
+        return found
     raise WorldError(
-        f"{world.size} ranks on several hosts under {world.launcher}, and nothing says where rank 0"
-        " is: set MASTER_ADDR to a name or address of rank 0's host (mpirun -x MASTER_ADDR=...),"
+        f"{world.size} ranks on several hosts under {world.launcher}, and the host of rank 0 is not"
+        " known: set MASTER_ADDR to a name or address of rank 0's host (mpirun -x MASTER_ADDR=...),"
         " or install mpi4py, or start with `allstep run -H`"
     )
 
 
-def _at_address(address: str, world: World, limits: Limits) -> Meeting:
-    """Rank 0 takes the first free one of a few ports that follow from the job; the others try them
-    all."""
+def _at_address(address: str, world: World, limits: Limits) -> Rendezvous:
+    """Find rank 0 at `address`, or serve the store there as rank 0.
+
+    Rank 0 takes the first free one of a few ports that follow from the job; the others try them
+    all.
+    """
     token = os.environ.get("ALLSTEP_TOKEN") or _digest("token", job_of(world)).hex()
     ports = [_master_port()] if os.environ.get("MASTER_PORT") else list(_ports(job_of(world)))
     if world.rank == 0:
         server = _serve_at(ports, token)
-        return Meeting(_join([("127.0.0.1", server.port)], token, limits), server)
+        return Rendezvous(_join([("127.0.0.1", server.port)], token, limits), server)
     try:
-        return Meeting(_join([(address, port) for port in ports], token, limits))
+        return Rendezvous(_join([(address, port) for port in ports], token, limits))
     except OSError as error:
         raise WorldError(
             f"rank {world.rank} on {world.host} did not find rank 0 at {address} within"
-            f" {limits.start:.0f} s ({error}). Did rank 0 turn up there? Else set MASTER_ADDR and"
+            f" {limits.start:.0f} s ({error}). Check that rank 0 runs there, or set MASTER_ADDR and"
             " MASTER_PORT to an address and a free port of its host"
         ) from error
 
 
 def _master_port() -> int:
-    """The port that the environment names; WorldError when it is none."""
+    """Return the port in MASTER_PORT; WorldError if it is not a port number."""
     text = os.environ["MASTER_PORT"]
     port = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
     if not 0 < port < 65536:
@@ -253,15 +266,17 @@ def _digest(purpose: str, job: str) -> bytes:
 
 
 def _ports(job: str) -> Iterator[int]:
-    """Ports below those that the kernel hands out by itself, spread by the job so that two jobs on
-    a host rarely collide."""
+    """Yield ports below the kernel's ephemeral range.
+
+    They depend on the job, so that two jobs on a host rarely collide.
+    """
     seed = _digest("ports", job)
     for index in range(_NUM_PORTS):
         yield 15000 + int.from_bytes(seed[2 * index : 2 * index + 2]) % 17000
 
 
 def hosts_of_step() -> list[str]:
-    """The hosts of our Slurm step in order; empty when they cannot be told."""
+    """Return the hosts of our Slurm step in order; empty if they are not known."""
     nodes = os.environ.get("SLURM_STEP_NODELIST", "")
     if not nodes:
         return []
@@ -282,7 +297,7 @@ def _first_host_of_step(world: World) -> str | None:
     return next(iter(hosts_of_step()), None)
 
 
-def _told_by_mpi(world: World, limits: Limits) -> Meeting | None:
+def _share_by_mpi(world: World, limits: Limits) -> Rendezvous | None:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):
@@ -291,17 +306,17 @@ def _told_by_mpi(world: World, limits: Limits) -> Meeting | None:
     if comm.Get_size() != world.size:
         return None
     server = None
-    letter = None
+    announcement = None
     if world.rank == 0:
         token = wire.new_token()
         server = wire.Server(token, "")
-        letter = [token, *((address, server.port) for address in machine.outside_addresses())]
-    token, *addresses = comm.bcast(letter)
-    return Meeting(_join(addresses, token, limits), server)
+        announcement = [token, *((address, server.port) for address in machine.outside_addresses())]
+    token, *addresses = comm.bcast(announcement)
+    return Rendezvous(_join(addresses, token, limits), server)
 
 
 def expected_host(rank: int, world: World, store: Store) -> str | None:
-    """On which host a rank that did not turn up should be; None when nobody told us."""
+    """Return the host on which a missing rank should be; None if it is not known."""
     if world.launcher == "allstep" and store.check([HOSTS]):
         return str(json.loads(store.get(HOSTS))[rank])
     if world.local_size == world.size:

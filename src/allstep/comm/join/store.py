@@ -1,8 +1,7 @@
-"""The launcher's store in the shape that torch.distributed wants.
+"""The launcher's store as a `torch.distributed.Store`.
 
-torch calls a Python store through C++ under two of its names in camel case; both spellings are
-here. What torch sees of an error is the exception itself, so a key that does not come is torch's
-own `DistStoreError`.
+torch calls a Python store from C++ under two names in camel case; both spellings are here. torch
+passes the exception itself on, so a key that does not arrive raises torch's own `DistStoreError`.
 """
 
 from datetime import timedelta
@@ -16,7 +15,7 @@ from allstep import wire
 class WireStore(Store):
     """A `torch.distributed.Store` over a `wire.Client`.
 
-    Keep a reference to it as long as torch uses it: what C++ holds alone has lost its Python half.
+    Keep a reference to it as long as torch uses it: C++ alone does not keep its Python half alive.
     """
 
     def __init__(self, client: wire.Client, timeout: timedelta) -> None:
@@ -31,7 +30,7 @@ class WireStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get` and `wait` wait when they are not told."""
+        """How long `get` and `wait` wait without an explicit timeout."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -72,7 +71,7 @@ class WireStore(Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """append, multi_get and multi_set are there."""
+        """Return True: append, multi_get and multi_set are supported."""
         return True
 
     def delete_key(self, key: str) -> bool:
@@ -81,28 +80,31 @@ class WireStore(Store):
     def num_keys(self) -> int:
         return self._client.count()
 
-    deleteKey = delete_key  # noqa: N815 (the names that C++ looks for)
+    # The names that C++ looks for.
+    deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 
     def clone(self) -> "WireStore":
-        """The client keeps one connection per thread, so the clone may share it."""
+        """Return a store with the same client, which keeps one connection per thread."""
         return WireStore(self._client, self._timeout)
 
 
 def root_of(store: Store) -> Store:
-    """The store itself, below all prefixes."""
+    """Return the store below all prefixes."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
 
 
 def collect(
-    store: Store, prefix: str, rank: int, size: int, word: str, seconds: float
+    store: Store, prefix: str, rank: int, size: int, value: str, seconds: float
 ) -> list[str]:
-    """Leave our word under `prefix` and our rank; when every rank has, the words of all by rank.
-    torch's error when one is late."""
+    """Write our value under `prefix` and our rank; return the values of all ranks, by rank.
+
+    Raises torch's error if a rank has not written within `seconds`.
+    """
     keys = [f"{prefix}/{other}" for other in range(size)]
-    store.set(keys[rank], word)
+    store.set(keys[rank], value)
     store.wait(keys, timedelta(seconds=seconds))
     return [store.get(key).decode() for key in keys]
 

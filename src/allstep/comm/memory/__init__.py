@@ -1,5 +1,6 @@
-"""Tensors in memory that the ranks of a host share.
+"""Collectives in memory that the ranks of a host share.
 
-`segment` maps it, `arena` divides it, `flags` waits in it, `copy` and `reduce` work on it.
-May import: `comm.op`, `comm.timeline`, `comm.health`, `comm.join`. Start with `segment`.
+`segment` maps the memory, `arena` divides it, `flags` waits in it, `copy` and `reduce` are the
+collectives. May import: `comm.op`, `comm.timeline`, `comm.health`, `comm.join`. Start with
+`segment`.
 """

@@ -1,19 +1,19 @@
-"""The place in shared memory where the ranks of a group exchange data, and the exchange itself.
+"""The layout of the shared memory of a group, and the barrier through which ranks exchange data.
 
-    segment   | flags of all ranks | words of all ranks | pool of rank 0 | pool of rank 1 | ...
+    segment   | flags of all ranks | texts of all ranks | pool of rank 0 | pool of rank 1 | ...
+    texts     | for each rank: description of its call, failure of the group
     pool      | small place 0 | small place 1 | blocks ...
 
-A rank writes only into its own pool and its own flags, and reads everybody's. `meet` is the one
-exchange: publish what we have written, and go on when everybody has. Whoever uses two places in
-turn needs nothing else: he who writes into a place again has met the others once since they were
-told to read it, so they have read it.
+A rank writes only into its own pool, texts and flags, and reads those of all ranks. `barrier` is
+the only synchronization: publish what this rank has written, and wait until all ranks have
+published. Double buffering needs no further barrier: between two writes to the same place a rank
+passes a barrier of the other place, which the others enter only after they have read this one.
 
-**Mismatch.** With each exchange goes a mark, a checksum of what the operation is. Ranks that see
-another mark than their own write down what they called and in which line of the program, read what
-the others called, and raise the same `CollectiveMismatch`. Afterwards the group is usable as
-before.
+**Mismatch.** Each barrier carries a mark, a checksum of the operation. Ranks that see a mark other
+than their own write what they called, and in which line of the program, read what the others
+called, and raise the same `CollectiveMismatch`. The group remains usable.
 
-**Failure.** Behind those words is a board for the guard: a rank that knows why the group has failed
+**Failure.** The second text of a rank is for the guard: a rank that knows why the group has failed
 posts it there for the others.
 """
 
@@ -29,70 +29,79 @@ from allstep.comm.memory.flags import Flags, control_bytes
 from allstep.comm.memory.segment import rounded
 from allstep.errors import CollectiveMismatch
 
-SMALL = 64 << 10  # bytes up to which a tensor goes through a small place at once
-_CALL, _BOARD = (
-    1024,
-    3072,
-)  # bytes in which a rank says what it called, and why the group has failed
-WORDS = _CALL + _BOARD
+# Largest tensor, in bytes, that is exchanged at once through a small place.
+SMALL = 64 << 10
+# Bytes for the description of a rank's call, and for the failure of the group.
+_CALL_BYTES, _FAILURE_BYTES = 1024, 3072
+TEXT_BYTES = _CALL_BYTES + _FAILURE_BYTES
+# Places used alternately (double buffering).
 TURNS = 2
-_BLOCK = 1 << 20  # bytes that stay in the caches while they are staged, added and copied
-_LEAST_BLOCK = 256 << 10  # in a smaller block the exchange takes longer than the sum
+# Bytes that stay in the caches while they are staged, added and copied.
+_BLOCK = 1 << 20
+# In a smaller block the barrier takes longer than the sum.
+_MIN_BLOCK = 256 << 10
 _FRONT = TURNS * SMALL
-_MOST_BLOCKS = 100
-BLOCK_BITS = (
-    20  # the low bits of a mark say in which shared block a tensor lies; none for private memory
-)
+_MAX_CACHED_BLOCKS = 100
+# The low bits of a mark identify the shared block that contains a tensor; 0 for private memory.
+BLOCK_BITS = 20
 
 
 class Call(NamedTuple):
-    """What the ranks must agree on: a mark to compare, and words for people."""
+    """What the ranks must agree on: `mark` to compare, and `text` for error messages."""
 
     mark: int
-    said: str
+    text: str
 
 
 class MixedMemory(Exception):
-    """The ranks agree on the operation, but not all of their tensors lie in the same shared memory."""
+    """Ranks agree on the operation, but some of their tensors are not in the same shared memory."""
 
 
 def segment_bytes(size: int, pool: int) -> int:
-    """How large a segment must be for `size` ranks with pools of `pool` bytes."""
-    return rounded(control_bytes(size)) + rounded(size * WORDS) + size * rounded(pool)
+    """Return the size of a segment for `size` ranks with pools of `pool` bytes."""
+    return rounded(control_bytes(size)) + rounded(size * TEXT_BYTES) + size * rounded(pool)
 
 
 def block_bytes(level_2: int | None) -> int:
-    """Size of a block that fits the second-level cache of a core (`level_2` bytes; None: unknown)
-    next to its copy."""
-    return _BLOCK if level_2 is None else max(_LEAST_BLOCK, min(_BLOCK, level_2 // 2))
+    """Return the size of a block that fits a core's second-level cache together with its copy.
+
+    `level_2` is the size of that cache in bytes; None if unknown.
+    """
+    return _BLOCK if level_2 is None else max(_MIN_BLOCK, min(_BLOCK, level_2 // 2))
 
 
 class Arena:
-    """A rank's view of it. block: bytes of a block that two ranks exchange at a time, the same on
-    both (`block_bytes`)."""
+    """The shared memory of a group, seen from one rank.
+
+    `block` is the number of bytes that two ranks exchange at a time; it must be the same on both
+    (`block_bytes`).
+    """
 
     def __init__(
-        self, flags: Flags, words: memoryview, pools: Sequence[memoryview], block: int = _BLOCK
+        self, flags: Flags, texts: memoryview, pools: Sequence[memoryview], block: int = _BLOCK
     ) -> None:
         self.flags = flags
         self.rank, self.size = flags.rank, flags.size
         self.others = [rank for rank in range(self.size) if rank != self.rank]
-        self.words = words
+        self.texts = texts
         self.pools = list(pools)
         self.block = block
         self.turn = 0
         self._blocks: dict[tuple[torch.dtype, int, int], list[list[list[Tensor]]]] = {}
 
-    def meet(self, call: Call) -> None:
-        """Publish what we have written; go on when everybody has."""
+    def barrier(self, call: Call) -> None:
+        """Publish what this rank has written, and wait until all ranks have published.
+
+        Raises `CollectiveMismatch` on all ranks if their calls differ.
+        """
         flags = self.flags
         flags.publish(call.mark)
-        flags.wait(call.said)
-        if flags.odd_one(call.mark):
-            self._sort_out(call)
+        flags.wait(call.text)
+        if flags.has_other_mark(call.mark):
+            self._raise_mismatch(call)
 
     def small_places(self, dtype: torch.dtype, numel: int) -> tuple[tuple[Tensor, ...], ...]:
-        """places[turn][rank], for tensors of at most `SMALL` bytes."""
+        """Return `places[turn][rank]`, views of the pools for tensors of at most `SMALL` bytes."""
         return tuple(
             tuple(
                 torch.frombuffer(pool, dtype=dtype, count=numel, offset=turn * SMALL)
@@ -102,20 +111,22 @@ class Arena:
         )
 
     def block_numel(
-        self, dtype: torch.dtype, num_blocks: int, most: int, nbytes: int = _BLOCK
+        self, dtype: torch.dtype, num_blocks: int, max_numel: int, nbytes: int = _BLOCK
     ) -> int:
-        """Elements of a block when a rank needs `num_blocks` of them a turn: as the caches like it
-        and the pool allows, at most `most`."""
+        """Return the elements of a block when a rank needs `num_blocks` blocks at a time.
+
+        That is `nbytes` or what the pool allows, and at most `max_numel` rounded up to 64 elements.
+        """
         room = (len(self.pools[0]) - _FRONT) // (TURNS * num_blocks)
         numel = min(nbytes, room) // 64 * 64 // dtype.itemsize
-        return max(1, min(numel, -(-most // 64) * 64))
+        return max(1, min(numel, -(-max_numel // 64) * 64))
 
     def blocks(self, dtype: torch.dtype, numel: int, num_blocks: int) -> list[list[list[Tensor]]]:
-        """blocks[turn][rank][index]: views of the pools behind the small places."""
+        """Return `blocks[turn][rank][index]`, views of the pools after the small places."""
         key = (dtype, numel, num_blocks)
         found = self._blocks.get(key)
         if found is None:
-            if len(self._blocks) > _MOST_BLOCKS:
+            if len(self._blocks) > _MAX_CACHED_BLOCKS:
                 self._blocks.clear()
             found = self._blocks[key] = self._cut(*key)
         return found
@@ -136,22 +147,22 @@ class Arena:
             for turn in range(TURNS)
         ]
 
-    def _sort_out(self, call: Call) -> None:
-        """Some rank gave another mark.
+    def _raise_mismatch(self, call: Call) -> None:
+        """Exchange what the ranks called, and raise the same error on all of them.
 
-        All ranks are here, since each of them saw one that is not its own.
+        All ranks get here, since each has seen a mark that is not its own.
         """
         if len({private_mark(mark) for mark in self.flags.marks()}) == 1:
             raise MixedMemory
         line = callers_line()
-        self._write(0, _CALL, f"{call.said} at {line}" if line else call.said)
-        self._meet_without_mark(call)
+        self._write(0, _CALL_BYTES, f"{call.text} at {line}" if line else call.text)
+        self._barrier_without_mark(call)
         table = "\n".join(
-            f"  rank {self._name(rank)}: {self._read(rank * WORDS, _CALL)}"
+            f"  rank {self._name(rank)}: {self._read(rank * TEXT_BYTES, _CALL_BYTES)}"
             for rank in range(self.size)
         )
-        self._meet_without_mark(call)
-        op, tensor = op_and_tensor(call.said)
+        self._barrier_without_mark(call)
+        op, tensor = op_and_tensor(call.text)
         raise CollectiveMismatch(
             f"ranks called different collectives:\n{table}",
             rank=self._name(self.rank),
@@ -159,36 +170,40 @@ class Arena:
             tensor=tensor,
         )
 
-    def _meet_without_mark(self, call: Call) -> None:
+    def _barrier_without_mark(self, call: Call) -> None:
         self.flags.publish(0)
-        self.flags.wait(call.said)
+        self.flags.wait(call.text)
 
     def _name(self, rank: int) -> int:
-        """The number under which the user knows a rank of this host."""
+        """Return the user's number for a rank of this host."""
         return self.flags.guard.names[self.flags.ranks[rank]]
 
-    # The board
+    # Failures
 
     def post(self, failure: Failure) -> None:
-        """Tell the ranks of this host why the group has failed."""
-        self._write(_CALL, _BOARD, failure.to_json(_BOARD - 1))
-        self.flags.sound_alarm()
+        """Publish to the ranks of this host why the group has failed."""
+        self._write(_CALL_BYTES, _FAILURE_BYTES, failure.to_json(_FAILURE_BYTES - 1))
+        self.flags.set_failed()
 
     def posted(self) -> Failure | None:
-        """What another rank of this host has posted."""
-        rank = self.flags.alarmed()
-        return from_json(self._read(rank * WORDS + _CALL, _BOARD)) if rank is not None else None
+        """Return the failure that another rank of this host has posted, if any."""
+        rank = self.flags.failed_rank()
+        return (
+            from_json(self._read(rank * TEXT_BYTES + _CALL_BYTES, _FAILURE_BYTES))
+            if rank is not None
+            else None
+        )
 
     def _write(self, at: int, room: int, text: str) -> None:
-        """Into our own words."""
+        """Write into our own texts, at offset `at`, at most `room` bytes."""
         data = text.encode()[: room - 1] + b"\0"
-        start = self.rank * WORDS + at
-        self.words[start : start + len(data)] = data
+        start = self.rank * TEXT_BYTES + at
+        self.texts[start : start + len(data)] = data
 
     def _read(self, at: int, room: int) -> str:
-        return bytes(self.words[at : at + room]).partition(b"\0")[0].decode(errors="replace")
+        return bytes(self.texts[at : at + room]).partition(b"\0")[0].decode(errors="replace")
 
 
 def private_mark(mark: int) -> int:
-    """The mark of the same operation on private memory."""
+    """Return the mark of the same operation on private memory."""
     return mark >> BLOCK_BITS << BLOCK_BITS

@@ -1,30 +1,31 @@
-"""Collectives that add up, in shared memory: all_reduce, reduce, reduce_scatter. The arithmetic is
-torch's, on views of the pools.
+"""Collectives in shared memory that sum: all_reduce, reduce, reduce_scatter.
 
-**Small** (up to 64 KB): every rank puts its tensor into a small place, meets, and adds up all
-places by itself. One exchange.
+The arithmetic is torch's, on views of the pools.
 
-**Large, two ranks**: both stage a block, meet, and add the other's block to their own tensor in
-place. One exchange per block.
+**Small** (up to 64 KB): every rank copies its tensor into a small place, passes a barrier, and sums
+all places itself. One barrier.
 
-**Large, more ranks**: in blocks that stay in the caches. Rank i owns slice i of each block. A turn
-of the pipeline::
+**Large, two ranks**: both stage a block, pass a barrier, and add the other's block to their own
+tensor in place. One barrier per block.
 
-    stage block k          my values of the slices that others own -> my pool
-    reduce block k-1       my slice: mine + what the others staged -> my pool
-    meet                   "staged k, reduced k-1"
-    copy out block k-1     all slices, from their owners' pools -> my tensor
+**Large, more ranks**: in blocks that stay in the caches. Rank i owns slice i of each block. One
+iteration of the pipeline:
 
-One exchange per block.
+    stage block k          our values of the slices that others own -> our pool
+    reduce block k-1       our slice: our values + what the others staged -> our pool
+    barrier                "staged k, reduced k-1"
+    copy out block k-1     all slices, from their owners' pools -> our tensor
 
-**Shared** (`shared_empty`): the tensors of all ranks lie in shared memory already, so nothing is
-staged. Rank i adds up slice i, block by block, and writes the sum into the tensors of all. Two
-exchanges: all inputs are there; all sums are there.
+One barrier per block.
 
-Everything is added in the order of ranks, so the results have the same bits on every rank and in
-every run, the bits that one process would get that adds them up in this order.
+**Shared** (`shared_empty`): the tensors of all ranks are in shared memory already, so nothing is
+staged. Rank i sums slice i, block by block, and writes the sum into the tensors of all ranks. Two
+barriers: before the sums, when all inputs are complete, and after them.
 
-Where squared norms are wanted (`squares`), `large` takes them of each block while it is in the
+Values are always added in the order of ranks, so the results have the same bits on every rank and
+in every run: the bits of one process that adds them in this order.
+
+Where squared norms are wanted (`Squares`), `large` computes them for each block while it is in the
 cache: `own` of our values before they are scaled, `mean` of our part of the sums.
 """
 
@@ -42,7 +43,7 @@ _SHARED_BLOCK = 256 << 10
 
 
 def add_up(values: Sequence[Tensor], combine: Combine, out: Tensor) -> None:
-    """All values into `out`, which may be the first of them, but no other."""
+    """Sum all values into `out`, which may be the first of them, but no other."""
     if len(values) == 1:
         out.copy_(values[0])
         return
@@ -59,15 +60,18 @@ def small(
     call: Call,
     keep: bool = True,
 ) -> None:
-    """places: `Arena.small_places`. keep: whether this rank wants the result."""
+    """Reduce a small tensor in place, through `places` (`Arena.small_places`).
+
+    `keep`: whether this rank needs the result.
+    """
     arena.turn = turn = 1 - arena.turn
     mine = places[turn]
     mine[arena.rank].copy_(flat)
-    arena.meet(call)
+    arena.barrier(call)
     if not keep:
         return
     if arena.size == 2:
-        # Our values are still in the tensor: two streams of memory instead of three.
+        # Our values are still in the tensor: this reads and writes two streams, not three.
         first, second = (flat, mine[1]) if arena.rank == 0 else (mine[0], flat)
         combine(first, second, out=flat)
     else:
@@ -84,13 +88,17 @@ def large(
     own: Squares | None = None,
     mean: Squares | None = None,
 ) -> None:
-    """keep: whether this rank wants the result. scale: what its values are first multiplied by,
-    block by block as they pass."""
-    way = _each_for_itself if arena.size == 2 else _by_slices
-    way(arena, flat, combine, call, keep, scale, own, mean)
+    """Reduce a large tensor in place, through the pools.
+
+    `keep`: whether this rank needs the result. `scale` is the factor of this rank's values, applied
+    block by block; None for no multiplication. `own`, `mean`: where to add squared norms, if
+    wanted.
+    """
+    algorithm = _between_two if arena.size == 2 else _by_slices
+    algorithm(arena, flat, combine, call, keep, scale, own, mean)
 
 
-def _each_for_itself(
+def _between_two(
     arena: Arena,
     flat: Tensor,
     combine: Combine,
@@ -100,9 +108,9 @@ def _each_for_itself(
     own: Squares | None,
     mean: Squares | None,
 ) -> None:
-    """Two ranks: both stage a block, meet, and add the other's to their own.
+    """Reduce between two ranks: both stage a block, and each adds the other's to its own.
 
-    As many bytes as by slices, in two steps, not five.
+    It moves as many bytes as `_by_slices`, in two steps instead of five.
     """
     rank = arena.rank
     numel = arena.block_numel(flat.dtype, 1, flat.numel(), arena.block)
@@ -110,16 +118,16 @@ def _each_for_itself(
     for k, part in enumerate((flat,) if flat.numel() <= numel else torch.split(flat, numel)):
         values = [_front(place, part) for (place,) in blocks[k % TURNS]]
         _stage(part, values[rank], scale, own)
-        arena.meet(call)
+        arena.barrier(call)
         if keep:
-            # Unscaled, our values are also where the sum goes: two streams of memory instead of
-            # three.
+            # Unscaled values are still in `part`, which gets the sum: two streams, not three.
             if scale is None:
                 values[rank] = part
             combine(values[0], values[1], out=part)
         if mean is not None and k % arena.size == rank:
             mean.add(part)
-    arena.meet(call)  # nobody may stage the next operation while another still reads this one
+    # No rank may stage the next operation while another still reads this one.
+    arena.barrier(call)
 
 
 def _by_slices(
@@ -132,16 +140,14 @@ def _by_slices(
     own: Squares | None,
     mean: Squares | None,
 ) -> None:
-    """The pipeline of the module's docstring."""
+    """Reduce by slices between three or more ranks: the pipeline of the module docstring."""
     size, rank = arena.size, arena.rank
     numel = arena.block_numel(flat.dtype, size + 1, -(-flat.numel() // size))
-    blocks = arena.blocks(
-        flat.dtype, numel, size + 1
-    )  # one for each owner, and the last for our own sum
+    # One block for each owner, and the last for our own sum.
+    blocks = arena.blocks(flat.dtype, numel, size + 1)
     parts = torch.split(flat, numel)
-    slices = [
-        parts[start : start + size] for start in range(0, len(parts), size)
-    ]  # [k][owner]; the last may be short
+    # slices[k][owner]; the last may be short.
+    slices = [parts[start : start + size] for start in range(0, len(parts), size)]
     for k in range(len(slices) + 1):
         now, before = blocks[k % TURNS], blocks[(k - 1) % TURNS]
         if k < len(slices):
@@ -157,18 +163,19 @@ def _by_slices(
             _add_up_mine(arena, mine, before, combine)
             if mean is not None:
                 mean.add(_front(before[rank][size], mine))
-        arena.meet(call)
+        arena.barrier(call)
         if k > 0 and keep:
             for owner, part in enumerate(slices[k - 1]):
                 part.copy_(_front(before[owner][size], part))
-    arena.meet(
-        call
-    )  # nobody may stage the next operation while another still copies out of this one
+    # No rank may stage the next operation while another still copies out of this one.
+    arena.barrier(call)
 
 
 def _stage(part: Tensor, place: Tensor, scale: float | None, own: Squares | None) -> None:
-    """Scaled on the way: a pass less over the memory, and the input is as it was if the ranks then
-    find that they do not agree."""
+    """Copy `part` into `place`, scaled.
+
+    Scaling here saves a pass over the memory, and leaves the input unchanged if a mismatch follows.
+    """
     if own is not None:
         own.add(part)
     if scale is None:
@@ -178,7 +185,10 @@ def _stage(part: Tensor, place: Tensor, scale: float | None, own: Squares | None
 
 
 def _front(place: Tensor, part: Tensor) -> Tensor:
-    """As much of the place as the part fills: all of it but for the last. A view less is 1 us."""
+    """Return the range of `place` that `part` fills: all of it except for the last part.
+
+    Without a new view when all of it is filled, which saves 1 us.
+    """
     return place if place.numel() == part.numel() else place[: part.numel()]
 
 
@@ -194,24 +204,26 @@ def _add_up_mine(
 
 
 def shared(arena: Arena, blocks: Sequence[Sequence[Tensor]], combine: Combine, call: Call) -> None:
-    """blocks: `own_blocks`. Add up our slice and write the sum into the tensors of all ranks."""
-    arena.meet(call)
+    """Sum our slice and write the sum into the tensors of all ranks. `blocks`: `own_blocks`."""
+    arena.barrier(call)
     for parts in blocks:
         add_up(parts, combine, parts[0])
         for other in parts[1:]:
             other.copy_(parts[0])
-    arena.meet(call)
+    arena.barrier(call)
 
 
 def own_blocks(tensors: Sequence[Tensor], rank: int) -> tuple[tuple[Tensor, ...], ...]:
-    """The blocks of the slice that a rank owns, [block][rank]. tensors: those of all ranks, flat,
-    in shared memory."""
+    """Return the blocks of the slice that a rank owns, as [block][rank].
+
+    `tensors` are those of all ranks, flat, in shared memory.
+    """
     each = -(-tensors[0].numel() // (len(tensors) * 64)) * 64
     return tuple(_in_blocks([tensor[rank * each : (rank + 1) * each] for tensor in tensors]))
 
 
 def add_up_in_blocks(values: Sequence[Tensor], combine: Combine) -> None:
-    """All values into the first, in blocks that stay in the caches."""
+    """Sum all values into the first, in blocks that stay in the caches."""
     for parts in _in_blocks(values):
         add_up(parts, combine, parts[0])
 
@@ -224,24 +236,25 @@ def _in_blocks(values: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 def reduce_scatter(
     arena: Arena, output: Tensor, inputs: Sequence[Tensor], combine: Combine, call: Call
 ) -> None:
-    """inputs[i] is our part of rank i's sum; all flat, sizes may differ between ranks of the group
-    but not between callers.
+    """Reduce `inputs[i]` of all ranks for rank i; ours goes to `output`.
 
-    `output` may be the memory of our own input: the sum is made in the pool and copied from there.
+    All tensors are flat. The sizes of `inputs` may differ, but must be the same on every rank.
+    `output` may share the memory of our own input: the sum is computed in the pool and copied from
+    there.
     """
     size, rank = arena.size, arena.rank
-    most = max(each.numel() for each in inputs)
-    numel = arena.block_numel(output.dtype, size + 1, most)
+    max_numel = max(each.numel() for each in inputs)
+    numel = arena.block_numel(output.dtype, size + 1, max_numel)
     blocks = arena.blocks(output.dtype, numel, size + 1)
-    for k in range(-(-most // numel)):
+    for k in range(-(-max_numel // numel)):
         now = blocks[k % TURNS]
         for owner in arena.others:
             _put(now[rank][owner], inputs[owner][k * numel : (k + 1) * numel])
-        arena.meet(call)
+        arena.barrier(call)
         mine = inputs[rank][k * numel : (k + 1) * numel]
         _add_up_mine(arena, mine, now, combine)
         _take(output[k * numel : (k + 1) * numel], now[rank][size])
-    arena.meet(call)
+    arena.barrier(call)
 
 
 def _put(place: Tensor, part: Tensor) -> None:

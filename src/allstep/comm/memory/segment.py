@@ -1,20 +1,22 @@
 """Memory that all ranks of a host map.
 
-One rank, the first, makes a segment and says where it is; the others map it, and all agree that
-they could. Two ways, tried in order:
+The first rank creates a segment and publishes its path; the others map it, and all ranks agree on
+whether every rank succeeded. Two methods are tried in order:
 
-* `memfd_create`: memory without a name. The others reach it as /proc/<pid>/fd/<n>, so nothing is
-  left behind whatever dies, and a container's small /dev/shm does not matter. A process number may
-  mean another process in another namespace, so the link's name and a random number in the memory
-  itself are checked before it is trusted.
-* a file in /dev/shm, for hosts where /proc does not let us: it is unlinked as soon as all have
-  mapped it. It stays locked until then, and the next start removes unlocked files that a kill left.
+* `memfd_create`: memory without a name. The others open it as /proc/<pid>/fd/<n>, so nothing is
+  left behind whichever process is killed, and a container's small /dev/shm does not matter. A pid
+  may belong to another process in another namespace, so the link's name and a random number in the
+  memory itself are checked first.
+* a file in /dev/shm, for hosts where /proc does not permit the first: it is unlinked as soon as all
+  ranks have mapped it. It is locked until then, and the next start removes unlocked files that a
+  killed run left.
 
-The memory is reserved (`posix_fallocate`) after a look at what is free, sealed against shrinking
-and touched at once: a segment that does not fit is an error here, never a SIGBUS later. Tensors are
-made from a memoryview, which pins the map as long as one lives; the map is never closed by hand.
+The memory is reserved (`posix_fallocate`) after a check of the free memory, sealed against
+shrinking and touched at once: a segment that does not fit raises an error here and never causes a
+SIGBUS later. Tensors are made from a memoryview, which keeps the map alive as long as one exists;
+the map is never closed explicitly.
 
-    | nonce, 16 bytes | ... to 4096 | what the segment is for ...
+    | nonce, 16 bytes | ... up to 4096 | contents ...
 """
 
 import contextlib
@@ -37,22 +39,24 @@ from allstep.files.lock import try_lock
 
 HEADER = 4096
 _SHM = Path("/dev/shm")
-_KEEP_FREE = 64 << 20  # bytes that a segment leaves to everybody else
+# Bytes of memory that a segment leaves free for other processes.
+_KEEP_FREE = 64 << 20
 _NONCE = 16
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Mapped memory. `view` is all of it behind the header."""
+    """Mapped memory. `view` is all of it after the header."""
 
     view: memoryview
     nbytes: int
 
 
 def share(store: Store, rank: int, size: int, nbytes: int, seconds: float) -> Segment:
-    """A segment of `nbytes` that all `size` ranks of `store` have mapped. All call it together.
+    """Return a segment of `nbytes` that all `size` ranks of `store` have mapped.
 
-    Raises CommError on all ranks when any of them cannot map it in either way.
+    All ranks call it together; `seconds` limits the wait for each other. Raises CommError on all
+    ranks if any of them cannot map it by either method.
     """
     reasons = []
     for name, make in (("memfd", _make_memfd), ("shm", _make_file)):
@@ -77,7 +81,7 @@ def _try(
     make: _Make,
     cleaning: contextlib.ExitStack,
 ) -> tuple[Segment | None, str]:
-    """Make or map it; on failure the reason."""
+    """Create or map the segment; return it, or None and the reason."""
     try:
         if rank == 0:
             nonce = secrets.token_hex(_NONCE // 2)
@@ -99,9 +103,11 @@ def _try(
 
 
 def _first_reason(store: Store, name: str, rank: int, size: int, mine: str, seconds: float) -> str:
-    """Why some rank could not; empty when all could. The same on all ranks."""
-    words = collect(store, f"{name}/mapped", rank, size, mine or "yes", seconds)
-    return next((f"rank {other}: {word}" for other, word in enumerate(words) if word != "yes"), "")
+    """Return why some rank could not map it, the same on all ranks; empty if all could."""
+    answers = collect(store, f"{name}/mapped", rank, size, mine or "yes", seconds)
+    return next(
+        (f"rank {other}: {answer}" for other, answer in enumerate(answers) if answer != "yes"), ""
+    )
 
 
 def _make_memfd(nbytes: int, nonce: str, cleaning: contextlib.ExitStack) -> tuple[int, str]:
@@ -123,8 +129,10 @@ def _make_file(nbytes: int, nonce: str, cleaning: contextlib.ExitStack) -> tuple
 
 
 def _create_locked(path: Path) -> int:
-    """Between making and locking it the sweep of another run may take it for one that a kill left:
-    then once more."""
+    """Create a file and lock it.
+
+    The sweep of another run may unlink the file before it is locked; then try again.
+    """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -134,7 +142,7 @@ def _create_locked(path: Path) -> int:
 
 
 def sweep() -> None:
-    """Remove the files of ours that a kill left: those that nobody has locked."""
+    """Remove the files that killed runs of this user left: those that no process has locked."""
     for path in _SHM.glob(f"allstep-{os.getuid()}-*"):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -149,7 +157,7 @@ def _reserve(fd: int, nbytes: int) -> None:
     available = machine.memory().available
     if nbytes + _KEEP_FREE > available:
         raise OSError(
-            f"{nbytes} bytes of shared memory do not fit into the {available} bytes that are free"
+            f"{nbytes} bytes of shared memory do not fit into {available} bytes of free memory"
         )
     os.posix_fallocate(fd, 0, nbytes)
 
@@ -159,7 +167,7 @@ def _open(path: str, nonce: str, nbytes: int) -> Segment:
         path.startswith("/proc/")
         and (found := str(Path(path).readlink())) != f"/memfd:allstep-{nonce} (deleted)"
     ):
-        raise OSError(f"{path} is {found}, which is not our memory (another PID namespace?)")
+        raise OSError(f"{path} is {found}, not our memory (perhaps another PID namespace)")
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return _map(fd, nbytes, nonce, is_maker=False)
@@ -172,12 +180,12 @@ def _map(fd: int, nbytes: int, nonce: str, *, is_maker: bool) -> Segment:
     if is_maker:
         whole[:_NONCE] = nonce.encode()
     elif bytes(whole[:_NONCE]) != nonce.encode():
-        raise OSError("the memory does not hold the number that it should")
+        raise OSError("the memory has another nonce than expected: it is not our segment")
     return Segment(whole[HEADER:], nbytes)
 
 
 def parts(segment: Segment, *sizes: int) -> Iterator[memoryview]:
-    """The segment cut into pieces of these sizes, each beginning on a page of its own."""
+    """Yield views of the segment with these sizes in bytes, each starting on a page of its own."""
     at = 0
     for size in sizes:
         yield segment.view[at : at + size]
@@ -185,5 +193,5 @@ def parts(segment: Segment, *sizes: int) -> Iterator[memoryview]:
 
 
 def rounded(nbytes: int) -> int:
-    """Up to whole pages."""
+    """Return `nbytes` rounded up to whole pages."""
     return -(-nbytes // HEADER) * HEADER

@@ -1,21 +1,20 @@
-"""Every collective over one Gloo group, with Gloo's own habits hidden.
+"""Every collective over one Gloo group, without Gloo's restrictions.
 
-Gloo, asked directly, sums only eight dtypes, takes a non-contiguous tensor for a contiguous one and
-sums the wrong elements, leaves partial sums in the tensors of ranks that are not the root of a
-reduce, makes a bool of value 2, refuses uneven sizes, and has transfers that cannot be polled. Here
-instead:
+Gloo itself sums only eight dtypes, treats a non-contiguous tensor as contiguous and sums the wrong
+elements, leaves partial sums in the tensors of ranks that are not the root of a reduce, produces
+bools of value 2, refuses uneven sizes, and has transfers that cannot be polled. Here instead:
 
-* What is only moved travels as bytes, so every dtype does. What is not contiguous is staged and
-  copied back.
-* What is reduced follows a `Recipe` (see `reduction`).
+* Data that is only moved travels as bytes, so every dtype is supported. Tensors that are not
+  contiguous are staged and copied back.
+* Data that is reduced follows a `Recipe` (see `reduction`).
 * reduce_scatter is all_to_all plus the sum in this process, in rank order: the fewest bytes on the
   wire, any dtype, any sizes.
-* gather and scatter are transfers to and from the root, so only the root need know all the sizes.
+* gather and scatter are transfers to and from the root, so only the root needs to know all sizes.
   An uneven all_gather is one broadcast per rank.
 
-Each operation starts in one go: several parts may be under way, but none waits for another, so
-`async_op` never needs a thread of ours, and ranks that wait in different orders cannot block each
-other.
+Each operation starts all its parts at once. Several parts may be under way, but none waits for
+another, so `async_op` never needs a thread of ours, and ranks that wait in different orders cannot
+block each other.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,22 +37,19 @@ from torch._C._distributed_c10d import (
 )
 
 from allstep.comm.op.reduction import Recipe, fold, recipe_for
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from allstep.comm.op.work import Later, Transfer
 
-PRIVATE_TAG = (
-    2**31 - 1
-    # of the transfers inside gather and scatter; a user's send with this very tag would mix with
-    # them
-)
+# The tag of transfers inside gather and scatter; a user's send with this tag would mix with them.
+PRIVATE_TAG = 2**31 - 1
 
 _MARGIN = timedelta(seconds=120)
 
 
-class GlooMover(Mover):
-    """All operations.
+class GlooTransport(Transport):
+    """The transport over Gloo; supports all operations.
 
-    `gloo` is a ProcessGroupGloo, which torch's stubs show without its collectives.
+    `gloo` is a ProcessGroupGloo, which torch's stubs declare without its collectives.
     """
 
     def __init__(self, gloo: Any, timeout: timedelta) -> None:
@@ -63,14 +59,14 @@ class GlooMover(Mover):
         self.size: int = gloo.size()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of the group: its guard sees to it, and names who is missing.
+        """Set Gloo's timeout to a margin above the group's.
 
-        Gloo's own must not come first.
+        The guard enforces the group's timeout and names the missing ranks; Gloo's must not expire
+        before.
         """
         self._longest = timeout + _MARGIN
-        self.gloo._set_default_timeout(
-            self._longest
-        )  # which transfers do not follow: they have the time-out of connecting
+        # Transfers ignore it: they have the timeout of connecting.
+        self.gloo._set_default_timeout(self._longest)
 
     # Reductions
 
@@ -93,10 +89,9 @@ class GlooMover(Mover):
         return Later([work], [tensor], lambda: recipe.put(fold(parts, recipe.kind), tensor))
 
     def all_reduce_coalesced(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Work:
-        """One sum per dtype, over all tensors of it laid end to end."""
-        plain = _with_timeout(
-            AllreduceOptions(), opts
-        )  # Gloo does not take the options of the coalesced form for these
+        """Reduce several tensors by one sum per dtype, over all tensors of it in one buffer."""
+        # Gloo rejects the options of the coalesced form here.
+        plain = _with_timeout(AllreduceOptions(), opts)
         plain.reduceOp = opts.reduceOp
         works: list[Work] = []
         copies: list[tuple[Tensor, list[Tensor]]] = []
@@ -108,10 +103,9 @@ class GlooMover(Mover):
 
         def copy_back() -> None:
             for flat, same in copies:
-                for piece, tensor in zip(
-                    torch.split_with_sizes(flat, [each.numel() for each in same]), same, strict=True
-                ):
-                    tensor.detach().copy_(piece.view(tensor.shape))
+                parts = torch.split_with_sizes(flat, [each.numel() for each in same])
+                for part, tensor in zip(parts, same, strict=True):
+                    tensor.detach().copy_(part.view(tensor.shape))
 
         return Later(works, tensors, copy_back)
 
@@ -170,8 +164,7 @@ class GlooMover(Mover):
         recipe: Recipe,
         opts: ReduceScatterOptions,
     ) -> Work:
-        """So many elements go out to each rank; from each rank comes what it has for us, and we
-        reduce it."""
+        """Send `counts[i]` elements to rank i, receive ours from each rank, and reduce them."""
         received = torch.empty(self.size, counts[self.rank], dtype=outgoing.dtype)
         nbytes = [count * outgoing.element_size() for count in counts]
         incoming = [nbytes[self.rank]] * self.size
@@ -249,7 +242,7 @@ class GlooMover(Mover):
         return Later([work], [output], finish)
 
     def _row_bytes(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
-        """Splits in rows as splits in bytes."""
+        """Return splits in bytes for splits in rows."""
         num_rows = tensor.shape[0]
         splits = splits or [num_rows // self.size] * self.size
         return [split * (_nbytes(tensor) // max(num_rows, 1)) for split in splits]
@@ -257,7 +250,7 @@ class GlooMover(Mover):
     def _exchange(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: AllToAllOptions
     ) -> Work:
-        """tensors[i] goes to rank i, outputs[i] comes from it."""
+        """Send `tensors[i]` to rank i and receive `outputs[i]` from it."""
         outgoing = torch.cat([_bytes(tensor) for tensor in tensors])
         incoming = torch.empty(sum(map(_nbytes, outputs)), dtype=torch.uint8)
         splits = [_nbytes(output) for output in outputs]
@@ -266,10 +259,8 @@ class GlooMover(Mover):
         )
 
         def unpack() -> None:
-            for piece, output in zip(
-                torch.split_with_sizes(incoming, splits), outputs, strict=True
-            ):
-                _from_bytes(piece, output)
+            for part, output in zip(torch.split_with_sizes(incoming, splits), outputs, strict=True):
+                _from_bytes(part, output)
 
         return Later([work], outputs, unpack)
 
@@ -302,13 +293,12 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether the elements lie in memory as they are read: row by row, no conjugation or minus sign
-    to be applied."""
+    """Return whether memory order is element order, without a pending conjugation or negation."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The elements as bytes: a view where they lie in a row, else a copy."""
+    """Return the elements as bytes: a view if they are contiguous, else a copy."""
     tensor = tensor.detach()
     if not _is_plain(tensor):
         tensor = tensor.resolve_conj().resolve_neg().contiguous()
@@ -316,7 +306,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _as_bytes(plain: Tensor) -> Tensor:
-    """A view.
+    """Return a view of a contiguous tensor as bytes.
 
     Not `view(-1)`: a tensor of one element counts as contiguous whatever its stride, and keeps it.
     """
@@ -337,8 +327,10 @@ def _copy(source: Tensor, target: Tensor) -> None:
 
 
 def _staged(tensor: Tensor, fill: bool = True) -> tuple[Tensor, Callable[[], None] | None]:
-    """Bytes that a result can be written into, and how it then gets into `tensor` (None: it is
-    there)."""
+    """Return bytes for a result, and a function that copies them into `tensor`.
+
+    The function is None if the bytes are a view of `tensor`. `fill`: start with its values.
+    """
     if _is_plain(tensor):
         return _as_bytes(tensor), None
     stage = torch.empty(tensor.shape, dtype=tensor.dtype)

@@ -1,4 +1,4 @@
-"""Gloo under the eyes of the group's guard: its connections, and the operations over them."""
+"""Gloo with the group's guard: its connections are watched, and errors become failures."""
 
 import contextlib
 import threading
@@ -13,10 +13,10 @@ from torch.futures import Future
 
 from allstep.comm.health.failure import Operation
 from allstep.comm.health.guard import Guard
-from allstep.comm.health.helper_thread import aside
+from allstep.comm.health.helper_thread import call_in_thread
 from allstep.comm.health.sockets import found
-from allstep.comm.network.gloo import GlooMover
-from allstep.comm.op.describe import words, words_of_any
+from allstep.comm.network.gloo import GlooTransport
+from allstep.comm.op.describe import describe, describe_call
 from allstep.comm.op.work import NO_TIMEOUT, Underway
 from allstep.errors import CollectiveTimeout, CommError
 from allstep.limits import read_limits
@@ -26,9 +26,11 @@ _TRANSFERS = ("send", "recv", "recv_any")
 
 def connected(
     store: Store, rank: int, size: int, timeout: timedelta, guard: Guard, ranks: Sequence[int] = ()
-) -> GlooMover:
-    """A Gloo group whose connections the guard watches over. ranks: what its ranks are in the
-    guard's group, where they differ."""
+) -> GlooTransport:
+    """Return the transport of a new Gloo group whose connections the guard watches.
+
+    `ranks` are the numbers of its ranks in the guard's group, where they differ.
+    """
     limits = read_limits()
     gloo, sockets = found(
         lambda: ProcessGroupGloo(store, rank, size, timeout=timeout),
@@ -39,33 +41,35 @@ def connected(
         limits.lost,
     )
     guard.watch_over(gloo, sockets, ranks)
-    return GlooMover(gloo, timeout)
+    return GlooTransport(gloo, timeout)
 
 
 def guarded(guard: Guard, move: Callable[..., Any], name: str, *args: Any) -> Work:
-    """Start an operation of a mover. On a group that has failed it raises at once."""
+    """Start an operation of a transport; raise at once if the group has failed."""
     number = 0 if name in _TRANSFERS else guard.begun
-    operation = Operation(lambda: _said(name, args, guard.names), number, _limit(args[-1]))
+    operation = Operation(lambda: _describe(name, args, guard.names), number, _limit(args[-1]))
     guard.check(operation)
     try:
         work: Work = move(*args)
-    except RuntimeError as error:  # Gloo's word for a wrong argument as well as for a lost peer
+    # Gloo raises this for a wrong argument as well as for a lost peer.
+    except RuntimeError as error:
         if guard.any_closed():
             raise guard.explain(error, operation) from error
         raise
     return Guarded(work, guard, operation)
 
 
-class _Impatient(Exception):
-    """The caller of `wait` is."""
+class _CallerTimeout(Exception):
+    """The timeout that the caller of `wait` gave has expired."""
 
 
 class Promise:
-    """A future that is fulfilled by Gloo or by the failure of the group, whichever comes first."""
+    """A future that is completed by Gloo or by the failure of the group, whichever is first."""
 
     def __init__(self) -> None:
         self.future: Future[Any] = Future()
-        self.value: Future[Any] | None = None  # Gloo's; None when the group failed first
+        # Gloo's future; None if the group failed first.
+        self.value: Future[Any] | None = None
         self._first = threading.Lock()
 
     def keep(self, value: Future[Any] | None = None) -> None:
@@ -75,23 +79,25 @@ class Promise:
 
 
 def _limit(opts: Any) -> float | None:
-    """The seconds that a call gives itself; torch's "not set" is negative."""
+    """Return the call's own timeout in seconds; None if not set, which torch writes as negative."""
     timeout = getattr(opts, "timeout", NO_TIMEOUT)
     return timeout.total_seconds() if timeout > NO_TIMEOUT else None
 
 
-def _said(name: str, args: Sequence[Any], names: Sequence[int]) -> str:
+def _describe(name: str, args: Sequence[Any], names: Sequence[int]) -> str:
     if name not in _TRANSFERS:
-        return words_of_any(name, args)
+        return describe_call(name, args)
     tensor = args[0]
     peer = {"send": ", to ", "recv": ", from "}.get(name)
-    return words(name, tensor.dtype, tensor.shape, more=f"{peer}{names[args[1]]}" if peer else "")
+    return describe(
+        name, tensor.dtype, tensor.shape, more=f"{peer}{names[args[1]]}" if peer else ""
+    )
 
 
 class Guarded(Underway):
-    """The Work of such an operation.
+    """The Work of an operation over Gloo.
 
-    An error of Gloo ends the group and is raised as what it means: `PeerLost`, for one.
+    An error of Gloo ends the group and is raised as its cause, such as `PeerLost`.
     """
 
     def __init__(self, inner: Work, guard: Guard, operation: Operation) -> None:
@@ -101,22 +107,20 @@ class Guarded(Underway):
         self._operation = operation
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """timeout: of the caller.
+        """Wait until the operation has finished.
 
-        When it is over he gets `CollectiveTimeout`, and the operation goes on.
+        After the caller's `timeout` raise `CollectiveTimeout`; the operation itself continues.
         """
         if self._error is not None:
             raise self._error
         until = time.monotonic() + timeout.total_seconds() if timeout else None
         try:
             with self._guard.waiting(self._operation):
-                aside(self._inner.wait, lambda: self._check(until))
-        except _Impatient:
-            said = (
-                f"{self._operation}: not over after the {timeout.total_seconds():.1f} s that `wait`"
-                " was given"
-            )
-            raise CollectiveTimeout(said, rank=self._guard.names[self._guard.rank]) from None
+                call_in_thread(self._inner.wait, lambda: self._check(until))
+        except _CallerTimeout:
+            seconds = timeout.total_seconds()
+            message = f"{self._operation}: not finished within the {seconds:.1f} s given to `wait`"
+            raise CollectiveTimeout(message, rank=self._guard.names[self._guard.rank]) from None
         except BaseException as error:
             self._error = error
             raise
@@ -125,7 +129,7 @@ class Guarded(Underway):
     def _check(self, until: float | None) -> None:
         self._guard.check_while_waiting(self._operation)
         if until is not None and time.monotonic() > until:
-            raise _Impatient
+            raise _CallerTimeout
 
     def get_future(self) -> Future[Any]:
         promise = Promise()
@@ -155,7 +159,8 @@ class Guarded(Underway):
         if self._error is None:
             if self._guard.failure is None and not self._inner.is_completed():
                 return False
-            with contextlib.suppress(Exception):  # kept for `exception` and `wait`
+            # The error is kept for `exception` and `wait`.
+            with contextlib.suppress(Exception):
                 self.wait()
         return True
 

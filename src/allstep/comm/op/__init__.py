@@ -1,5 +1,5 @@
-"""What a collective operation is, whatever carries it: its arguments, its arithmetic, its handle.
+"""Collective operations independent of their transport: arguments, arithmetic and work objects.
 
-May import: `comm.health`, `comm.join`. Start with `transport`, the protocol of all that carry
-tensors.
+May import: `comm.health`, `comm.join`. Start with `transport`, the interface of everything that
+moves tensors between ranks.
 """

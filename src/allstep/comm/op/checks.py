@@ -1,6 +1,6 @@
-"""What the arguments of a collective must be, looked at before any data moves.
+"""Checks of the arguments of a collective, made before any data moves.
 
-Ours say which rank was given what.
+Each error names the rank and the values that it was given.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from allstep.errors import CollectiveMismatch
 
 
 def one_for_each_rank(name: str, tensors: Sequence[Tensor], rank: int, size: int) -> None:
-    """A list of tensors has one for each rank of the group."""
+    """Check that a list of tensors has one for each rank of the group."""
     if len(tensors) != size:
         raise CollectiveMismatch(
             f"{name} on rank {rank} got {len(tensors)} tensors, but the group has {size} ranks",
@@ -21,10 +21,10 @@ def one_for_each_rank(name: str, tensors: Sequence[Tensor], rank: int, size: int
 
 
 def fits(name: str, tensor: Tensor, place: Tensor, rank: int) -> None:
-    """What goes in has the dtype and size of the place where it comes out."""
+    """Check that an input has the dtype and size of its output."""
     if place.dtype != tensor.dtype or place.numel() != tensor.numel():
         raise CollectiveMismatch(
-            f"{name} on rank {rank}: what goes in is {shape(tensor)}, but its place is"
+            f"{name} on rank {rank}: the input is {shape(tensor)}, but its output is"
             f" {shape(place)}",
             rank=rank,
             op=name,
@@ -32,7 +32,7 @@ def fits(name: str, tensor: Tensor, place: Tensor, rank: int) -> None:
 
 
 def holds_all(name: str, whole: Tensor, share: Tensor, rank: int, size: int) -> None:
-    """The large tensor is the shares of all ranks."""
+    """Check that the large tensor has the size of all ranks' shares together."""
     if whole.dtype != share.dtype or whole.numel() != share.numel() * size:
         raise CollectiveMismatch(
             f"{name} on rank {rank}: {shape(whole)} is not {size} times {shape(share)}",
@@ -42,7 +42,7 @@ def holds_all(name: str, whole: Tensor, share: Tensor, rank: int, size: int) -> 
 
 
 def rows(name: str, tensor: Tensor, splits: Sequence[int], rank: int, size: int) -> None:
-    """The first dimension can be split so, or equally when no splits are given."""
+    """Check that dimension 0 can be split by `splits`, or equally if there are none."""
     found = tensor.shape[0] if tensor.dim() else -1
     if not splits and found >= 0 and found % size == 0:
         return
@@ -56,5 +56,5 @@ def rows(name: str, tensor: Tensor, splits: Sequence[int], rank: int, size: int)
 
 
 def shape(tensor: Tensor) -> str:
-    """Shape and dtype, for messages."""
+    """Return shape and dtype as text, for messages."""
     return f"{tuple(tensor.shape)} {tensor.dtype}"

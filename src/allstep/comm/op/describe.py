@@ -1,8 +1,7 @@
-"""A collective call in words: for error messages, traces, and to see whether all ranks make the
-same call.
+"""Descriptions of collective calls: for error messages, for traces, and to compare calls of ranks.
 
-`all_reduce(float32 [3, 4], SUM)`: name, dtype, shape where the ranks' tensors must have the same
-one, reduction.
+`all_reduce(float32 [3, 4], SUM)`: name, dtype, shape (only where all ranks must have the same one)
+and reduction.
 """
 
 from collections.abc import Sequence
@@ -14,18 +13,23 @@ from torch import Tensor
 _SAME_SHAPE = ("all_reduce", "reduce", "broadcast", "all_gather_single", "reduce_scatter_single")
 
 
-def words(
+def describe(
     name: str, dtype: torch.dtype, shape: Sequence[int] | None, kind: Any = None, more: str = ""
 ) -> str:
-    """all_reduce(float32 [3, 4], SUM). shape: None when the ranks' tensors may differ."""
+    """Return a description such as `all_reduce(float32 [3, 4], SUM)`.
+
+    `shape` is None when the ranks' shapes may differ; `more` is appended inside the parentheses.
+    """
     where = "" if shape is None else f" {list(shape)}"
     reduction = f", {kind.name}" if kind is not None else ""
     return f"{name}({str(dtype).removeprefix('torch.')}{where}{reduction}{more})"
 
 
-def words_of_any(name: str, args: Sequence[Any]) -> str:
-    """The same for a call as the group passes it on: tensors or lists of them, perhaps splits,
-    options last."""
+def describe_call(name: str, args: Sequence[Any]) -> str:
+    """Return the description of a call with the arguments that the group passes on.
+
+    Arguments are tensors or lists of tensors, possibly splits, and options last.
+    """
     tensor, opts = first_tensor(args), args[-1]
     if tensor is None:
         return name
@@ -33,13 +37,13 @@ def words_of_any(name: str, args: Sequence[Any]) -> str:
     more = (
         "" if root is None else f", {'from' if name in ('broadcast', 'scatter') else 'to'} {root}"
     )
-    return words(
+    return describe(
         name, tensor.dtype, tensor.shape if name in _SAME_SHAPE else None, kind_of(op), more
     )
 
 
 def first_tensor(args: Sequence[Any]) -> Tensor | None:
-    """The first one among arguments that are tensors, lists of them, or something else."""
+    """Return the first tensor among arguments that are tensors, lists of them, or other values."""
     each_alone = (
         each for arg in args for each in (arg if isinstance(arg, list | tuple) else (arg,))
     )
@@ -47,5 +51,5 @@ def first_tensor(args: Sequence[Any]) -> Tensor | None:
 
 
 def kind_of(op: Any) -> Any:
-    """The reduction itself, out of an option's object around it; None for none."""
+    """Return the reduction's kind (`RedOpType`) out of torch's option object; None for none."""
     return None if op is None else op.op if hasattr(op, "op") else op

@@ -1,14 +1,14 @@
-"""The order of the operations of one group, and who carries them out.
+"""The order of the operations of one group, and the threads that run them.
 
-Operations of a group run one after the other, in the order in which they were called: all ranks
-then do the same thing at the same time. A call that waits is carried out by the caller itself, at
-once. One that does not wait (`async_op=True`, DDP's buckets) is put in line; a thread of the group,
-started when it is first needed, carries out what stands there, unless somebody comes to wait and
-does it himself: whoever waits drives. The thread sleeps when the line is empty and never spins with
-the interpreter held. It ends with `close`.
+Operations of a group run one after the other, in the order of the calls, so all ranks run the same
+operation at the same time. A synchronous call runs in the calling thread, at once. An asynchronous
+call (`async_op=True`, DDP's buckets) is appended to a queue. A thread of the group, started at the
+first asynchronous call, runs the queued operations; a caller that waits for one runs the queue
+itself instead of waiting for the thread. The thread sleeps while the queue is empty and never spins
+with the interpreter lock held. It ends with `close`.
 
-With ALLSTEP_DEBUG=1 an operation in line remembers which line of the program called it, for
-messages about it; that costs some 10 us.
+With ALLSTEP_DEBUG=1 a queued operation stores the line of the program that called it, for error
+messages; that costs about 10 us.
 """
 
 import os
@@ -27,28 +27,29 @@ from allstep.errors import CommError
 
 
 class Queue:
-    """Operations in the order of their calls."""
+    """The operations of a group, run in the order of their calls."""
 
     def __init__(self) -> None:
-        self._line: deque[InLine] = deque()
-        self._turn = threading.Lock()  # held by whoever carries out an operation
+        self._line: deque[QueuedWork] = deque()
+        # Held by the thread that runs an operation.
+        self._turn = threading.Lock()
         self._something = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._debug = os.environ.get("ALLSTEP_DEBUG") == "1"
 
     def now(self, act: Callable[..., None], *args: Any) -> None:
-        """Carry out an operation, after all that stand in line."""
+        """Run an operation in this thread, after all queued ones."""
         with self._turn:
             if self._line:
                 self._carry_out_line()
             act(*args)
 
-    def later(self, act: Callable[[], None], tensors: Sequence[Tensor]) -> "InLine":
-        """Put an operation in line."""
+    def later(self, act: Callable[[], None], tensors: Sequence[Tensor]) -> "QueuedWork":
+        """Append an operation to the queue and return its Work."""
         if self._is_closed:
             raise CommError("an operation on a group that has been shut down")
-        work = InLine(self, act, tensors, callers_line() if self._debug else "")
+        work = QueuedWork(self, act, tensors, callers_line() if self._debug else "")
         self._line.append(work)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="allstep-queue", daemon=True)
@@ -57,14 +58,14 @@ class Queue:
         return work
 
     def drive(self) -> None:
-        """Carry out all that stand in line; wait for whoever is at it."""
+        """Run all queued operations; wait for the thread that is running one."""
         with self._turn:
             self._carry_out_line()
 
     def close(self) -> None:
-        """End the thread, after the operations in line.
+        """End the thread after the queued operations.
 
-        Those must be over, or fail by themselves: it waits a second for them.
+        They must have finished, or fail without help: this waits 1 s for them.
         """
         self._is_closed = True
         thread, self._thread = self._thread, None
@@ -83,8 +84,8 @@ class Queue:
                 self.drive()
 
 
-class InLine(Underway):
-    """An operation that is carried out later."""
+class QueuedWork(Underway):
+    """The Work of a queued operation."""
 
     def __init__(
         self, queue: Queue, act: Callable[[], None], tensors: Sequence[Tensor], line: str
@@ -98,7 +99,7 @@ class InLine(Underway):
         self._promising = threading.Lock()
 
     def carry_out(self) -> None:
-        """Called once, by whoever's turn it is."""
+        """Run the operation and keep its error. Called once, with the queue's lock held."""
         assert self._act is not None
         try:
             with called_from(self._line):
@@ -120,8 +121,11 @@ class InLine(Underway):
         return True
 
     def get_future(self) -> Future[Any]:
-        """The value, or the error: raised in a callback, since DDP would take an exception put into
-        a future for tensors."""
+        """Return a future of the tensors.
+
+        An error is raised in a callback of the future, because DDP would take an exception that is
+        set as its value for tensors.
+        """
         first: Future[Any] = Future()
         with self._promising:
             over = self._over

@@ -1,23 +1,23 @@
-"""The arithmetic of reductions: every operation on every dtype that torch can add, told in terms of
-the few that a carrier knows.
+"""The arithmetic of reductions: all operations and dtypes, in terms of the few of a transport.
 
-A carrier (Gloo, or our own shared memory) knows sum, product, minimum, maximum and the bit-wise
-ones on `NATIVE` dtypes. Whatever else is asked becomes a `Recipe`: turn the tensor into one that
-the carrier knows (`before`), reduce that, and turn the result back (`after`; the copy into the
-user's tensor then casts).
+A transport (Gloo, or shared memory) supports sum, product, minimum, maximum and the bitwise
+operations on the `NATIVE` dtypes. Every other reduction becomes a `Recipe`: convert the tensor into
+one that the transport supports (`before`), reduce that, and convert the result back (`after`; the
+copy into the user's tensor then casts).
 
-================
-=================================================================================================================
-asked             done ================
-=================================================================================================================
-bool              in uint8 as 0 and 1. Sum is "or", product is "and", as torch adds and multiplies
-bools int16, uint*      in the next wider integer (uint64: in int64, same bits), cut off at the end:
-wraps as the narrow type would complex           sum and mean of real and imaginary parts. A product
-needs whole numbers: all gathered, multiplied here (`by_hand`) AVG, floats       sum, then one
-division. Half precision is summed in float32 and rounded once AVG, integers     sum in int64, then
-division towards zero, as NCCL does PREMUL_SUM        each rank's tensor times the factor, then the
-sum. Half precision as above. Integers need a whole factor ================
-=================================================================================================================
+```
+requested       computed
+bool            in uint8 as 0 and 1. Sum is "or", product is "and", as torch adds and multiplies
+                bools
+int16, uint*    in the next wider integer (uint64: in int64, same bits), truncated at the end: it
+                wraps as the narrow type would
+complex         sum and mean of real and imaginary parts. A product needs complex numbers: all
+                tensors are gathered and multiplied on each rank (`by_hand`)
+AVG, floats     sum, then one division. Half precision is summed in float32 and rounded once
+AVG, integers   sum in int64, then division towards zero, as NCCL does
+PREMUL_SUM      each rank's tensor times the factor, then the sum. Half precision as above.
+                Integers need a whole factor
+```
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,8 @@ from torch.distributed import ReduceOp
 
 from allstep.errors import CommError
 
-Kind = Any  # ReduceOp.RedOpType: torch's stub shows it as an enumeration without members
+# ReduceOp.RedOpType, which torch's stub declares as an enumeration without members.
+Kind = Any
 
 SUM, AVG, PRODUCT, PREMUL_SUM = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.PREMUL_SUM
 MIN, MAX, BAND, BOR, BXOR = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR
@@ -52,8 +53,8 @@ _WIDER = {
     torch.uint32: torch.int64,
     torch.uint64: torch.int64,
 }
-# in what a mean or a scaled sum is computed, where the dtype itself would overflow or round at each
-# step
+# The dtype in which a mean or a scaled sum is computed, where the tensor's own dtype would overflow
+# or round at each step.
 _EXACT = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -80,9 +81,11 @@ Step = Callable[[Tensor], Tensor]
 
 
 class Recipe(NamedTuple):
-    """How to reduce:
+    """How to compute a reduction.
 
-    `kind` on what `before` makes of the tensor (None: on the tensor itself), `after` on the result.
+    `kind` is the transport's operation, applied to the result of `before` (None: to the tensor
+    itself); `after` converts its result. `by_hand`: gather all tensors and reduce them on each rank
+    instead.
     """
 
     kind: Kind
@@ -92,11 +95,11 @@ class Recipe(NamedTuple):
 
     @property
     def is_native(self) -> bool:
-        """Whether the carrier does what was asked, as it was asked."""
+        """Whether the transport computes the requested reduction without conversion."""
         return self.before is None and self.after is None and not self.by_hand
 
     def prepared(self, tensor: Tensor) -> Tensor:
-        """A contiguous tensor for the carrier. May share the memory of `tensor`."""
+        """Return a contiguous tensor for the transport. It may share the memory of `tensor`."""
         return (
             self.before(tensor) if self.before else tensor.resolve_conj().resolve_neg()
         ).contiguous()
@@ -109,9 +112,9 @@ class Recipe(NamedTuple):
 
 
 def recipe_for(op: Any, dtype: torch.dtype, size: int) -> Recipe:
-    """How `size` ranks reduce tensors of a dtype.
+    """Return how `size` ranks reduce tensors of `dtype`.
 
-    Raises `CommError` where the operation has no meaning for it.
+    Raises `CommError` if the operation is not defined for the dtype.
     """
     kind = op.op
     if kind == PREMUL_SUM:
@@ -136,10 +139,8 @@ def _recipe(kind: Kind, dtype: torch.dtype, size: int) -> Recipe:
         raise _meaningless(kind, dtype)
     if kind == AVG:
         return _mean(dtype, size)
-    if dtype is torch.uint64 and kind in (
-        MIN,
-        MAX,
-    ):  # as signed numbers, with the top bit turned, they have the same order
+    # As signed numbers with the top bit flipped, they have the same order.
+    if dtype is torch.uint64 and kind in (MIN, MAX):
         return Recipe(
             kind, lambda tensor: tensor.to(torch.int64) ^ _TOP_BIT, lambda tensor: tensor ^ _TOP_BIT
         )
@@ -182,7 +183,7 @@ def _joined(tensor: Tensor) -> Tensor:
 
 
 def _scaled(factor: float | Tensor, dtype: torch.dtype) -> Recipe:
-    """PREMUL_SUM. Not cached: the factor changes from call to call."""
+    """Return the recipe of PREMUL_SUM, not cached because the factor changes with each call."""
     if dtype in _COMPLEX:
         return Recipe(
             SUM, lambda tensor: _parts(tensor.to(_EXACT.get(dtype, dtype)) * factor), _joined
@@ -206,12 +207,11 @@ def _cast(dtype: torch.dtype, copy: bool = True) -> Step:
 
 
 def _meaningless(kind: Kind, dtype: torch.dtype) -> CommError:
-    return CommError(f"{kind.name} has no meaning for {dtype}", op=kind.name)
+    return CommError(f"{kind.name} is not defined for {dtype}", op=kind.name)
 
 
 def fold(parts: Sequence[Tensor], kind: Kind) -> Tensor:
-    """Reduce the ranks' tensors, in the order given and into the first of them: same order, same
-    bits."""
+    """Reduce the ranks' tensors into the first one, in the given order: same order, same bits."""
     combine, total = FOLD[kind], parts[0]
     for part in parts[1:]:
         combine(total, part, out=total)

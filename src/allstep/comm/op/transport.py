@@ -1,16 +1,17 @@
-"""The seam between torch's process group and whatever moves the data.
+"""The interface between torch's process group and the transports that move the data.
 
-`AllstepGroup` (torch's names, torch's argument shapes) asks its movers in turn: first `local`, the
-memory that ranks of one host share, then `far`, Gloo. A mover does an operation and returns its
-Work, or returns None: "not mine". This class does nothing at all, so a mover implements what it is
-good at and inherits the rest. What all ranks answer must agree: they must decide by what they have
-in common (operation, shape, dtype), never by a rank's own state.
+`AllstepGroup` (torch's names, torch's argument shapes) asks its transports in order: first `local`,
+the memory that the ranks of one host share, then `far`, which is Gloo. A transport runs an
+operation and returns its Work, or returns None to decline it. The base class declines everything,
+so a transport implements the operations that it supports and inherits the rest. All ranks must make
+the same choice: they decide by what they have in common (operation, shape, dtype), never by the
+state of one rank.
 
-`opts` are torch's own option objects: `timeout`, `asyncOp`, and where it makes sense `reduceOp` and
-`rootRank` (a rank of this group). They are handed on unread, because each look into them costs 0.1
-to 0.3 us. `asyncOp` false means that the caller waits at once, so the mover may do all the work
-before it returns (`work.DONE`). When it is true (also when C++ calls: DDP, functional collectives)
-the caller may ask the Work for the tensors (`work.Done(tensors)`).
+`opts` are torch's own option objects: `timeout`, `asyncOp`, and where they apply `reduceOp` and
+`rootRank` (a rank of this group). They are passed on unread, because each access costs 0.1 to 0.3
+us. If `asyncOp` is false, the caller waits at once, so the transport may do all the work before it
+returns (`work.DONE`). If it is true (also for calls from C++: DDP, functional collectives), the
+caller may ask the Work for the tensors (`work.Done(tensors)`).
 
 Tensors are on the CPU. They may be non-contiguous, empty, zero-dimensional, sparse (all_reduce
 only) and may require gradients.
@@ -35,79 +36,82 @@ from torch._C._distributed_c10d import (
 )
 
 
-class Mover:
-    """Moves nothing: every operation is somebody else's."""
+class Transport:
+    """The base of all transports: declines every operation."""
 
     def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:
-        """A collective that this mover declined:
+        """Run a collective that this transport declined, by calling `start` of the next transport.
 
-        `start` has the next mover begin it. Here one may look whether all ranks call it.
+        A transport may first check that all ranks call the same collective.
         """
         return start()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """From now on a collective may take so long."""
+        """Set the time that a collective may take from now on."""
 
     def close(self) -> None:
-        """The group is shut down: end threads, if any."""
+        """End the threads of this transport, if any: the group is shut down."""
 
     def all_reduce(self, tensor: Tensor, opts: AllreduceOptions) -> Work | None:
+        """Reduce `tensor` over all ranks, in place."""
         return None
 
     def sum_scaled(self, tensor: Tensor, scale: float) -> bool:
-        """The sum of each rank's tensor times its own scale, in place; whether it was done."""
+        """Sum each rank's tensor times its own `scale`, in place; return False to decline."""
         return False
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], opts: AllreduceOptions
     ) -> Work | None:
-        """Several tensors at once, dtypes mixed as they come."""
+        """Reduce several tensors in one call, in place; their dtypes may differ."""
         return None
 
     def broadcast(self, tensor: Tensor, opts: BroadcastOptions) -> Work | None:
+        """Copy the tensor of `opts.rootRank` to all ranks."""
         return None
 
     def reduce(self, tensor: Tensor, opts: ReduceOptions) -> Work | None:
-        """The tensors of the other ranks keep their values."""
+        """Reduce `tensor` to `opts.rootRank`; the tensors of the other ranks keep their values."""
         return None
 
     def all_gather(
         self, outputs: Sequence[Tensor], tensor: Tensor, opts: AllgatherOptions
     ) -> Work | None:
-        """One output per rank; their sizes may differ."""
+        """Gather each rank's tensor into `outputs`, one per rank; their sizes may differ."""
         return None
 
     def all_gather_single(
         self, output: Tensor, tensor: Tensor, opts: AllgatherOptions
     ) -> Work | None:
-        """`tensor` may be a part of `output` (FSDP2 does that)."""
+        """Gather all tensors into one output; `tensor` may be a part of `output` (as in FSDP2)."""
         return None
 
     def gather(self, outputs: Sequence[Tensor], tensor: Tensor, opts: GatherOptions) -> Work | None:
-        """`outputs` is empty on all ranks but the root; sizes may differ."""
+        """Gather tensors of any size on the root; `outputs` is empty on the other ranks."""
         return None
 
     def scatter(
         self, output: Tensor, tensors: Sequence[Tensor], opts: ScatterOptions
     ) -> Work | None:
-        """`tensors` is empty on all ranks but the root; sizes may differ."""
+        """Send one of the root's tensors to each rank; `tensors` is empty on the other ranks."""
         return None
 
     def reduce_scatter(
         self, output: Tensor, tensors: Sequence[Tensor], opts: ReduceScatterOptions
     ) -> Work | None:
-        """One tensor for each rank; their sizes may differ."""
+        """Reduce `tensors`, one for each rank; ours goes to `output`. Their sizes may differ."""
         return None
 
     def reduce_scatter_single(
         self, output: Tensor, tensor: Tensor, opts: ReduceScatterOptions
     ) -> Work | None:
-        """`output` may be a part of `tensor`."""
+        """Reduce `tensor` and keep our slice in `output`, which may be a part of `tensor`."""
         return None
 
     def all_to_all(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: AllToAllOptions
     ) -> Work | None:
+        """Send `tensors[i]` to rank i and receive `outputs[i]` from it."""
         return None
 
     def all_to_all_single(
@@ -118,20 +122,27 @@ class Mover:
         input_splits: Sequence[int],
         opts: AllToAllOptions,
     ) -> Work | None:
-        """Splits count rows (the first dimension); none at all means equal ones."""
+        """Exchange rows between all ranks.
+
+        Splits count rows (dimension 0); empty splits mean equal ones.
+        """
         return None
 
     def barrier(self, opts: BarrierOptions) -> Work | None:
+        """Wait until all ranks have called this."""
         return None
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Work | None:
-        """Must not block."""
+        """Start to send `tensor` to `peer`. Must not block."""
         return None
 
     def recv(self, tensor: Tensor, peer: int, tag: int) -> Work | None:
-        """Must not block."""
+        """Start to receive `tensor` from `peer`. Must not block."""
         return None
 
     def recv_any(self, tensor: Tensor, tag: int) -> Work | None:
-        """From whichever rank sends first; the Work knows which (`source_rank`). Must not block."""
+        """Start to receive from the rank that sends first. Must not block.
+
+        The Work returns that rank as `source_rank()`.
+        """
         return None

@@ -1,20 +1,21 @@
-"""What a collective hands back: a `Work` that can be waited for.
+"""The `Work` objects that collectives return, on which a caller waits.
 
 Rules, each found by experiment (torch 2.13):
 
 * C++ (DDP, functional collectives) calls only `wait` and `get_future` of a Work that is written in
   Python. Python callers use the rest.
-* The value of the future is the list of tensors. Never None, and never an exception put there with
-  `set_exception`: DDP takes either for tensors and the process crashes. An error is raised: from
-  the method, from `wait`, or inside a callback given to `then`.
-* Making a Work costs 0.5 us, a future 2 us. So a synchronous call that has succeeded returns the
-  one shared `DONE`, and a future is made when somebody asks for it.
+* The value of the future is the list of tensors. It is never None, and never an exception set with
+  `set_exception`: DDP takes either for tensors and the process crashes. An error is raised instead:
+  from the method, from `wait`, or inside a callback given to `then`.
+* Creating a Work costs 0.5 us, a future 2 us. So a synchronous call that has succeeded returns the
+  one shared `DONE`, and a future is created only on request.
 
 ```
-DONE       the operation is over; nobody will ask for its tensors
-Done       the operation is over; its future carries the tensors
-Underway   what may still fail, and keeps its error
-Later      under way in one or several parts; when they are through, `finish` (a copy, a division) runs once, for whoever looks first
+DONE       the operation has finished; its tensors are not available from the Work
+Done       the operation has finished; its future carries the tensors
+Underway   base of operations that may still fail; keeps the error
+Later      one or several parts under way; when they have finished, the first caller that waits
+           or asks runs `finish` (a copy, a division) once
 Transfer   a send or receive of Gloo under way
 ```
 """
@@ -30,11 +31,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
-NO_TIMEOUT = timedelta(0)  # torch's way to say: as long as the group allows
+# torch's value for "the timeout of the group".
+NO_TIMEOUT = timedelta(0)
 
 
 class Done(Work):
-    """An operation that is over."""
+    """A finished operation."""
 
     def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
         super().__init__()
@@ -75,7 +77,7 @@ DONE = Done()
 
 
 def completed(tensors: list[Tensor]) -> Future[Any]:
-    """A future that has its value."""
+    """Return a future that already has its value."""
     future: Future[Any] = Future()
     future.set_result(tensors)
     return future
@@ -84,7 +86,7 @@ def completed(tensors: list[Tensor]) -> Future[Any]:
 class Underway(Done):
     """An operation that may still fail.
 
-    The error is kept for whoever asks later; a subclass says how it waits and when it is over.
+    The error is kept for later calls; a subclass implements how to wait, and when it has finished.
     """
 
     def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
@@ -102,11 +104,11 @@ class Underway(Done):
 
 
 class Later(Underway):
-    """Parts that are under way, and what is left to do in this process when they are through.
+    """Parts that are under way, and the work of this process after they have finished.
 
-    Parts are Works of Gloo or our own. Nothing runs in the background on their behalf: whoever
-    waits, asks or is called back by the future runs `finish`. A Work that nobody waits for is never
-    finished, as torch's contract has it.
+    Parts are Works of Gloo or of this package. No thread runs in the background for them: `finish`
+    runs in the caller that waits, in the one that asks, or in the callback of the future. As in
+    torch's contract, a Work that no caller waits for is never finished.
     """
 
     def __init__(
@@ -119,7 +121,8 @@ class Later(Underway):
         super().__init__(tensors)
         self._parts = parts
         self._finish = finish
-        self._timeout = max(timeout, NO_TIMEOUT)  # torch's "not set" is negative
+        # torch's "not set" is negative.
+        self._timeout = max(timeout, NO_TIMEOUT)
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
@@ -127,19 +130,15 @@ class Later(Underway):
             try:
                 part.wait(timeout or self._timeout)
             except BaseException as error:
-                if (
-                    part.is_completed()
-                ):  # else the caller's patience is over, and the operation is not
+                # If the part is still under way, only the caller's timeout has expired.
+                if part.is_completed():
                     self._error = error
                 raise
         self._end()
         return True
 
     def _end(self) -> None:
-        """Parts are through: do what is left, once.
-
-        The lock makes a second thread wait until it is done.
-        """
+        """Run `finish` once after all parts; a second thread waits at the lock until it is done."""
         with self._lock:
             if self._finish is not None:
                 with torch.no_grad():
@@ -155,7 +154,8 @@ class Later(Underway):
 
     def _called_back(self, parts: Future[list[Future[Any]]]) -> list[Tensor]:
         for part in parts.value():
-            part.value()  # raises what went wrong
+            # Raises the error of the part, if it failed.
+            part.value()
         self._end()
         return self._tensors
 
@@ -164,7 +164,8 @@ class Later(Underway):
             return True
         if not all(part.is_completed() for part in self._parts):
             return False
-        with contextlib.suppress(Exception):  # kept for `exception` and `wait`
+        # The error is kept for `exception` and `wait`.
+        with contextlib.suppress(Exception):
             self.wait()
         return True
 
@@ -172,9 +173,10 @@ class Later(Underway):
 class Transfer(Later):
     """One send or receive of Gloo.
 
-    Gloo's own Work for these has no future, says "not completed" until somebody has waited, and
-    must be waited for exactly once. So the first who asks without wanting to wait (`is_completed`,
-    `get_future`) starts a thread that does; later callers join it.
+    Gloo's own Work for these has no future, reports "not completed" until a caller has waited, and
+    must be waited for exactly once. So the first call that must not block (`is_completed`,
+    `get_future`) starts a thread that waits; later callers of `wait` block until that thread is
+    done.
     """
 
     def __init__(
@@ -188,7 +190,7 @@ class Transfer(Later):
         self._inner = inner
         self._turn = threading.Lock()
         self._over = False
-        self._watcher: threading.Thread | None = None
+        self._waiter: threading.Thread | None = None
         self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
@@ -207,21 +209,21 @@ class Transfer(Later):
             self._error = error
         self._over = True
 
-    def _watch(self) -> None:
-        if self._watcher is None and not self._over:
-            self._watcher = threading.Thread(
-                target=self._watched, name="allstep transfer", daemon=True
+    def _start_waiter(self) -> None:
+        if self._waiter is None and not self._over:
+            self._waiter = threading.Thread(
+                target=self._wait_once, name="allstep transfer", daemon=True
             )
-            self._watcher.start()
+            self._waiter.start()
 
-    def _watched(self) -> None:
+    def _wait_once(self) -> None:
         with self._turn:
             if not self._over:
                 self._wait_for_gloo(NO_TIMEOUT)
 
     def is_completed(self) -> bool:
         if not self._over:
-            self._watch()
+            self._start_waiter()
         return self._over
 
     def get_future(self) -> Future[Any]:
@@ -234,7 +236,7 @@ class Transfer(Later):
         return self._future
 
     def _fulfil(self, future: Future[Any]) -> None:
-        self._watched()
+        self._wait_once()
         future.set_result(None)
 
     def _value(self, _: Future[Any]) -> list[Tensor]:

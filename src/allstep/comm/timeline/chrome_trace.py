@@ -1,14 +1,14 @@
-"""The timeline as a file: Chrome's trace format, which Perfetto and chrome://tracing read.
+"""The timeline as a file in Chrome's trace format, which Perfetto and chrome://tracing read.
 
-A JSON array with one event per line. A rank is a "process", a group of ranks a "thread" of it; an
-operation is an event with a beginning and a length (`"ph": "X"`), and so are the spans within it.
-Times are microseconds since the timeline began, on rank 0's clock.
+It is a JSON array with one event per line. A rank is a "process", a group of ranks a "thread" of
+it; an operation is an event with a beginning and a length (`"ph": "X"`), and so are the spans
+within it. Times are microseconds since the timeline began, on rank 0's clock.
 
-The array may lack its closing bracket: the viewers accept that, so the file of a run that was
-killed is good up to its last line. It is written in whole lines, also when the disk fills up.
+The array may lack its closing bracket: the viewers accept that, so the file of a killed run is
+valid up to its last line. It is written in whole lines, also when the disk fills up.
 
-`Chrome` makes the lines of one rank, `TraceFile` writes lines. Another format is another class like
-`Chrome`.
+`Chrome` formats the lines of one rank, `TraceFile` writes lines. Another format would be another
+class like `Chrome`.
 """
 
 import contextlib
@@ -24,13 +24,12 @@ import torch
 from allstep.comm.timeline.recorder import RecordedOperation, spans
 from allstep.errors import ConfigError
 
-_WORDS = re.compile(
-    r"(\w+)(?:\((\w+)(?: \[([\d, ]*)\])?(?:, ([A-Z_]+))?(?:, .*)?\))?"
-)  # see op.describe
+# The descriptions of calls that `op.describe` returns.
+_CALL_TEXT = re.compile(r"(\w+)(?:\((\w+)(?: \[([\d, ]*)\])?(?:, ([A-Z_]+))?(?:, .*)?\))?")
 
 
 class Chrome:
-    """Lines for one rank. offset: nanoseconds to add to this rank's clock."""
+    """Formats the lines of one rank. `offset`: nanoseconds to add to this rank's clock."""
 
     def __init__(self, rank: int, offset: int) -> None:
         self._rank = rank
@@ -38,7 +37,10 @@ class Chrome:
         self._tracks: dict[str, int] = {}
 
     def introduction(self, host: str, clock_error: int) -> str:
-        """Who the rank is. clock_error: nanoseconds by which its clock may be off."""
+        """Return the lines that describe the rank.
+
+        `clock_error` is the maximum error of its clock in nanoseconds.
+        """
         lines = [
             self._about("process_name", {"name": f"rank {self._rank} on {host}"}),
             self._about("process_sort_index", {"sort_index": self._rank}),
@@ -49,11 +51,12 @@ class Chrome:
         return "".join(lines)
 
     def operations(self, ended: Iterable[RecordedOperation]) -> str:
+        """Return the lines of finished operations."""
         return "".join(line for operation in ended for line in self._lines(operation))
 
     def left_out(self, count: int, now: int) -> str:
-        """A note that operations are missing before this moment."""
-        name = f"{count} operations are missing: they came faster than they could be written"
+        """Return a line which states that `count` operations are missing before `now`."""
+        name = f"{count} operations are missing: they finished faster than they could be written"
         event = {
             "name": name,
             "ph": "i",
@@ -68,7 +71,7 @@ class Chrome:
         if operation.group not in self._tracks:
             yield self._introduce_track(operation.group)
         tid = self._tracks[operation.group]
-        name, details = described(operation.said)
+        name, details = described(operation.text)
         args = {
             **details,
             "group": operation.group,
@@ -85,7 +88,7 @@ class Chrome:
         return self._about("thread_name", {"name": f"group {group}"}, tid)
 
     def _span(self, name: str, category: str, start: int, end: int, tid: int, args: str) -> str:
-        # Written out, because json.dumps of the whole takes four times as long.
+        # Formatted by hand, because json.dumps of the whole event takes four times as long.
         return (
             f'{{"name": "{name}", "cat": "{category}", "ph": "X", "ts": {self.time(start):.3f},'
             f' "dur": {(end - start) / 1e3:.3f}, "pid": {self._rank}, "tid": {tid}, "args":'
@@ -99,18 +102,18 @@ class Chrome:
         )
 
     def time(self, nanoseconds: int) -> float:
-        """A moment of this rank's clock as the trace counts it."""
+        """Convert a time of this rank's clock to the trace's microseconds."""
         return (nanoseconds + self._offset) / 1e3
 
 
 @lru_cache(maxsize=1000)
-def described(said: str) -> tuple[str, dict[str, Any]]:
-    """The name of a call and its details, out of its words: all_reduce(float32 [3, 4], SUM)."""
-    found = _WORDS.fullmatch(said)
+def described(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of a call and its details, from `all_reduce(float32 [3, 4], SUM)`."""
+    found = _CALL_TEXT.fullmatch(text)
     if found is None:
-        return said.partition("(")[0], {"call": said}
+        return text.partition("(")[0], {"call": text}
     name, dtype, shape, reduction = found.groups()
-    details: dict[str, Any] = {"call": said}
+    details: dict[str, Any] = {"call": text}
     if dtype:
         details["dtype"] = dtype
     if shape is not None:
@@ -122,7 +125,7 @@ def described(said: str) -> tuple[str, dict[str, Any]]:
 
 
 class TraceFile:
-    """A trace that grows. Raises ConfigError, with the reason, when it cannot be written."""
+    """A trace file that grows. Raises ConfigError with the reason if it cannot be written."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -138,21 +141,25 @@ class TraceFile:
             raise
 
     def write(self, lines: str) -> None:
-        """All of the lines, or none of them."""
+        """Write all of the lines, or none of them."""
         left = memoryview(lines.encode())
         total = len(left)
         try:
             while left:
                 left = left[os.write(self._fd, left) :]
         except OSError as error:
-            with contextlib.suppress(OSError):  # what is no file cannot be cut
+            # A pipe or device cannot be truncated.
+            with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._num_bytes)
                 os.lseek(self._fd, self._num_bytes, os.SEEK_SET)
             raise self._problem(error) from error
         self._num_bytes += total
 
     def close(self, now: float) -> None:
-        """Close the array: its last event has no comma behind it. now: as the trace counts time."""
+        """Write the end of the array and close the file. `now`: in the trace's microseconds.
+
+        The last event must have no comma after it.
+        """
         end = {"name": "the timeline ends", "ph": "i", "s": "g", "ts": now, "pid": 0, "tid": 0}
         try:
             self.write(json.dumps(end) + "\n]\n")

@@ -1,13 +1,14 @@
-"""How the lines of all ranks come into one file.
+"""How the lines of all ranks get into one file.
 
-A thread on every rank takes what the recorder has, twice a second and at the end. Rank 0's writes
-its own lines and those it finds in the store; the others' put theirs there, but not when the last
-few chunks were not taken yet. A recorder that is not emptied counts what it leaves out. So neither
-the store nor a rank's memory fills up, however slow rank 0 is.
+A thread on every rank takes the recorder's operations, twice a second and at the end. On rank 0 it
+writes its own lines and those that it finds in the store. On the other ranks it puts its lines into
+the store, unless the last few chunks have not been read yet. A recorder that is not emptied counts
+the operations that it leaves out. So neither the store nor the memory of a rank fills up, however
+slow rank 0 is.
 
-At the end rank 0 waits a moment for the last lines of the others, but not for the dead. A disk that
-fills up ends the timeline on all ranks with a line on standard error; a store that is gone ends it
-quietly, since the run goes with it. Neither stops the run.
+At the end rank 0 waits a moment for the last lines of the others, but not for lost ranks. A full
+disk ends the timeline on all ranks with a line on standard error; a lost store ends it silently,
+since the run ends with it. Neither stops the run.
 """
 
 import contextlib
@@ -24,20 +25,25 @@ from allstep.comm.timeline.recorder import Recorder
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
-_PERIOD = 0.5  # seconds; what a rank did is in the file after two of them
-_LAST_LINES = 2.0  # seconds that rank 0 waits at the end for those of the others
-_PATIENCE = 2 * _LAST_LINES  # seconds after which a thread that does not end is left alone
-_MOST_CHUNKS = 3  # of a rank in the store
-_OVER = "over"  # the key that tells the others that nobody reads any more
+# Seconds; an operation is in the file after two periods.
+_PERIOD = 0.5
+# Seconds that rank 0 waits at the end for the lines of the others.
+_LAST_LINES = 2.0
+# Seconds after which a thread that does not end is abandoned.
+_JOIN_SECONDS = 2 * _LAST_LINES
+# Chunks of a rank in the store at a time.
+_MAX_CHUNKS = 3
+# The key with which rank 0 signals that it reads no more lines.
+_OVER = "over"
 _STORE_IS_GONE = (OSError, dist.DistError)
 
 
 class Part:
     """One rank's part in a timeline."""
 
-    def __init__(self, chrome: Chrome, room: Store) -> None:
+    def __init__(self, chrome: Chrome, store: Store) -> None:
         self._chrome = chrome
-        self._room = room
+        self._store = store
         self._recorder = Recorder()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="allstep-timeline", daemon=True)
@@ -49,7 +55,7 @@ class Part:
 
     def end(self) -> None:
         self._ending.set()
-        self._thread.join(_PATIENCE)
+        self._thread.join(_JOIN_SECONDS)
 
     def _serve(self) -> None:
         try:
@@ -57,9 +63,10 @@ class Part:
                 self._turn()
             self._finish()
         except ConfigError as error:
-            print_notice(f"{error}; the timeline ends here, the run goes on")
+            print_notice(f"{error}; the timeline ends here, the run continues")
+        # The run ends with its store.
         except _STORE_IS_GONE:
-            pass  # and the run with it
+            pass
         finally:
             if recorder.active is self._recorder:
                 recorder.active = None
@@ -83,46 +90,46 @@ class Part:
 
 
 class Sender(Part):
-    """Of every rank but the first: the lines go into the store, a chunk at a time."""
+    """The thread of every rank but the first: puts its lines into the store, by chunks."""
 
-    def __init__(self, chrome: Chrome, room: Store, rank: int) -> None:
-        super().__init__(chrome, room)
+    def __init__(self, chrome: Chrome, store: Store, rank: int) -> None:
+        super().__init__(chrome, store)
         self._rank = rank
         self._num_sent = 0
 
     def _put(self, lines: str) -> None:
         data = zlib.compress(lines.encode(), 1)
-        self._room.set(_chunk(self._rank, self._num_sent), data)  # type: ignore[arg-type]  # bytes are fine, torch's stub is not
+        # torch's stub does not list bytes, which are accepted.
+        self._store.set(_chunk(self._rank, self._num_sent), data)  # type: ignore[arg-type]
         self._num_sent += 1
 
     def _turn(self) -> None:
-        if self._room.check([_OVER]):
+        if self._store.check([_OVER]):
             self._ending.set()
             recorder.active = None
-        elif not self._room.check([_chunk(self._rank, self._num_sent - _MOST_CHUNKS)]):
+        elif not self._store.check([_chunk(self._rank, self._num_sent - _MAX_CHUNKS)]):
             self._put_new()
 
     def _finish(self) -> None:
-        if not self._room.check([_OVER]):
+        if not self._store.check([_OVER]):
             self._put_new()
-            self._room.set(_end(self._rank), str(self._num_sent))
+            self._store.set(_end(self._rank), str(self._num_sent))
 
 
 class Writer(Part):
-    """Rank 0's: writes its own lines and those of the others."""
+    """The thread of rank 0: writes its own lines and those of the others."""
 
-    def __init__(self, chrome: Chrome, room: Store, size: int, file: TraceFile) -> None:
-        super().__init__(chrome, room)
+    def __init__(self, chrome: Chrome, store: Store, size: int, file: TraceFile) -> None:
+        super().__init__(chrome, store)
         self._file = file
-        self._num_taken = dict.fromkeys(
-            range(1, size), 0
-        )  # chunks, of the ranks that have not ended
+        # Chunks read so far, of the ranks that have not ended.
+        self._num_taken = dict.fromkeys(range(1, size), 0)
 
     def _put(self, lines: str) -> None:
         try:
             self._file.write(lines)
         except ConfigError:
-            self._tell_others()
+            self._signal_end()
             raise
 
     def _turn(self) -> None:
@@ -136,10 +143,10 @@ class Writer(Part):
             self._take()
             time.sleep(0.01)
         self._file.close(self._chrome.time(recorder.clock()))
-        self._tell_others()
+        self._signal_end()
 
     def _take(self) -> None:
-        """What the others have sent. When the store is gone, our own lines are still written."""
+        """Write what the other ranks have sent; if the store is lost, only our own lines remain."""
         try:
             for rank in list(self._num_taken):
                 self._take_from(rank)
@@ -147,19 +154,19 @@ class Writer(Part):
             self._num_taken.clear()
 
     def _take_from(self, rank: int) -> None:
-        while self._room.check([key := _chunk(rank, self._num_taken[rank])]):
-            self._put(zlib.decompress(self._room.get(key)).decode())
-            self._room.delete_key(key)
+        while self._store.check([key := _chunk(rank, self._num_taken[rank])]):
+            self._put(zlib.decompress(self._store.get(key)).decode())
+            self._store.delete_key(key)
             self._num_taken[rank] += 1
         if (
-            self._room.check([_end(rank)])
-            and int(self._room.get(_end(rank))) == self._num_taken[rank]
+            self._store.check([_end(rank)])
+            and int(self._store.get(_end(rank))) == self._num_taken[rank]
         ):
             del self._num_taken[rank]
 
-    def _tell_others(self) -> None:
+    def _signal_end(self) -> None:
         with contextlib.suppress(*_STORE_IS_GONE):
-            self._room.set(_OVER, "")
+            self._store.set(_OVER, "")
 
 
 def _chunk(rank: int, number: int) -> str:
@@ -167,5 +174,5 @@ def _chunk(rank: int, number: int) -> str:
 
 
 def _end(rank: int) -> str:
-    """The key that tells how many chunks a rank has sent in all."""
+    """Return the key for the number of chunks that a rank has sent in all."""
     return f"{rank}/end"

@@ -1,18 +1,17 @@
-"""What this rank does in its collectives, noted as it happens: the part of the timeline that the
-collectives see.
+"""Records what this rank does in its collectives: the part of the timeline that they call.
 
-An operation is a row of marks. At each mark one kind of doing ends and another begins, so the kinds
-fill the operation without gap or overlap::
+An operation is a list of marks. At each mark one kind of activity ends and another begins, so the
+kinds fill the operation without gap or overlap:
 
     all_reduce   | moving | waiting          | adding | moving |
-                 began    meet                                 ended
+                 began    barrier                              ended
 
-What nobody says otherwise is moving. `during(kind, act, ...)` calls `act` and marks before and
-after; it may be nested, and what was going on before goes on afterwards. A thread carries out one
-operation at a time, and one operation is carried out by one thread, so the operation under way is
-found by thread: whoever waits or adds need not be told of it.
+Activity without another mark is "moving". `during(kind, act, ...)` calls `act` and marks before and
+after; calls may be nested, and the kind before continues afterwards. A thread runs one operation at
+a time, and an operation is run by one thread, so the current operation is found by thread: code
+that waits or adds needs no reference to it.
 
-`active` is None as long as no timeline is written; a collective looks there once.
+`active` is None as long as no timeline is written; a collective checks it once.
 """
 
 import threading
@@ -25,22 +24,30 @@ from typing import Any, NamedTuple
 WAITING, ADDING, MOVING, GLOO = "waiting", "adding", "moving", "gloo"
 BETWEEN_HOSTS = "between hosts"
 
-MOST_OPERATIONS = 50_000  # that wait to be written; some 30 MB
-_SHORT = 500  # nanoseconds: what is shorter is not shown as a span of its own
+# Operations that wait to be written; about 30 MB.
+MAX_OPERATIONS = 50_000
+# Nanoseconds; shorter activity is not shown as a span of its own.
+_SHORT = 500
 
-clock = time.monotonic_ns  # one clock for all processes of a host
+# One clock for all processes of a host.
+clock = time.monotonic_ns
 active: "Recorder | None" = None
-Mark = tuple[int, str]  # from this nanosecond on, what the operation is doing
-_thread = threading.local()  # .running: the operation that this thread carries out
+# A time in nanoseconds, and the kind of activity from then on.
+Mark = tuple[int, str]
+# Its attribute `running` is the operation that this thread runs.
+_thread = threading.local()
 
 
 class RecordedOperation(NamedTuple):
-    """One collective of a group, as this rank carried it out. said: the call in words. error: the
-    name of what it raised, or empty."""
+    """One collective of a group, as this rank ran it.
+
+    `text` is the description of the call; `error` is the name of the exception, or empty. The first
+    mark is the beginning; `ended` is in nanoseconds.
+    """
 
     group: str
-    said: str
-    marks: Sequence[Mark]  # the first is the beginning
+    text: str
+    marks: Sequence[Mark]
     ended: int
     error: str
 
@@ -52,7 +59,7 @@ class Running:
         self.marks: list[Mark] = [(clock(), MOVING)]
 
     def during(self, kind: str, act: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """What `act` returns; the time that it takes is of this kind."""
+        """Return what `act` returns; its time counts as this kind."""
         before = self.marks[-1][1]
         self.marks.append((clock(), kind))
         try:
@@ -62,19 +69,16 @@ class Running:
 
 
 class Recorder:
-    """Keeps operations that have ended until somebody takes them.
+    """Keeps finished operations until they are taken, and counts those that it has to leave out."""
 
-    When nobody does, it counts what it leaves out.
-    """
-
-    def __init__(self, most: int = MOST_OPERATIONS) -> None:
-        self._most = most
+    def __init__(self, max_operations: int = MAX_OPERATIONS) -> None:
+        self._max_operations = max_operations
         self._ended: deque[RecordedOperation] = deque()
         self._num_left_out = 0
 
     @contextmanager
-    def operation(self, group: str, said: str) -> Iterator[Running]:
-        """All that happens within is one operation. Within another one it is a part of that."""
+    def operation(self, group: str, text: str) -> Iterator[Running]:
+        """Record this context as one operation, or as a part of the one that encloses it."""
         outer: Running | None = getattr(_thread, "running", None)
         if outer is not None:
             yield outer
@@ -88,37 +92,39 @@ class Recorder:
             raise
         finally:
             _thread.running = None
-            self._keep(RecordedOperation(group, said, running.marks, clock(), error))
+            self._keep(RecordedOperation(group, text, running.marks, clock(), error))
 
     def _keep(self, operation: RecordedOperation) -> None:
-        if len(self._ended) < self._most:
+        if len(self._ended) < self._max_operations:
             self._ended.append(operation)
         else:
             self._num_left_out += 1
 
     def take(self) -> tuple[list[RecordedOperation], int]:
-        """What has ended since the last time, and how many operations had to be left out."""
+        """Return the operations since the last call, and how many were left out."""
         taken = [self._ended.popleft() for _ in range(len(self._ended))]
         left_out, self._num_left_out = self._num_left_out, 0
         return taken, left_out
 
 
-def operation(group: str, said: str) -> AbstractContextManager[Running | None]:
-    """`Recorder.operation` of the active one; nothing when there is none."""
-    return nullcontext() if active is None else active.operation(group, said)
+def operation(group: str, text: str) -> AbstractContextManager[Running | None]:
+    """Record this context with the active recorder, if there is one; see `Recorder.operation`."""
+    return nullcontext() if active is None else active.operation(group, text)
 
 
 def during(kind: str, act: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """`Running.during` of the operation that this thread carries out; a plain call when none is
-    recorded."""
+    """Call `act` and record its time in this thread's operation, if one is recorded.
+
+    See `Running.during`.
+    """
     running: Running | None = getattr(_thread, "running", None)
     return act(*args, **named) if running is None else running.during(kind, act, *args, **named)
 
 
 def spans(operation: RecordedOperation) -> Iterator[tuple[str, int, int]]:
-    """(kind, start, end) one after the other, from the beginning to the end.
+    """Yield (kind, start, end) one after the other, from the beginning to the end.
 
-    What is very short belongs to the span before it.
+    Very short activity belongs to the span before it.
     """
     start, kind = operation.marks[0]
     ends = [*(at for at, _ in operation.marks[1:]), operation.ended]

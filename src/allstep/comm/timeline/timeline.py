@@ -1,19 +1,19 @@
-"""The timeline: one trace of every collective on every rank (`ALLSTEP_TIMELINE=FILE`, or
-`start_timeline` and `stop_timeline`).
+"""The timeline: one trace of every collective on every rank.
+
+It is started by `ALLSTEP_TIMELINE=FILE`, or by `start_timeline` and `stop_timeline`.
 
 ```
-rank 1   collectives -> recorder -> thread: lines -> store, timeline/<n>/1/<chunk> --.
-rank 2   collectives -> recorder -> thread: lines -> store, timeline/<n>/2/<chunk> --+-> rank 0's thread -> the file
-rank 0   collectives -> recorder -> thread: lines -----------------------------------'
+rank 1   collectives -> recorder -> thread -> store, timeline/<n>/1/<chunk> --.
+rank 2   collectives -> recorder -> thread -> store, timeline/<n>/2/<chunk> --+-> rank 0's thread
+rank 0   collectives -> recorder -> thread -----------------------------------'   -> the file
 ```
 
-A collective only notes times (`recorder`). Twice a second a thread of each rank makes lines of them
-(`chrome_trace`), on rank 0's clock (`clocks`), and brings them to the file (`collect`). Here it
-starts and ends.
+A collective only records times (`recorder`). Twice a second a thread of each rank formats them as
+lines (`chrome_trace`), on rank 0's clock (`clocks`), and brings them to the file (`collect`). This
+module starts and ends it.
 
-Rank 0 asks for a timeline and its word counts for all, so a variable that does not reach every host
-does no harm. A file that cannot be written is an error on all ranks, at the start. Nothing that
-goes wrong later stops the run.
+Rank 0's request counts for all ranks, so a variable that does not reach every host does no harm. A
+file that cannot be written is an error on all ranks, at the start. Later errors never stop the run.
 """
 
 import atexit
@@ -45,7 +45,7 @@ class _TimelineState:
         self.number = 0
 
     def forget(self) -> None:
-        """In a forked child."""
+        """Drop the timeline in a forked child."""
         self.running = recorder.active = None
 
 
@@ -55,13 +55,14 @@ _process = _TimelineState()
 def start_timeline(path: str | os.PathLike[str]) -> None:
     """Write every collective from now on to `path`, a file on rank 0's host.
 
-    All ranks call it together; rank 0's path counts.
+    All ranks call it together; rank 0's `path` counts. Raises ConfigError on all ranks if the file
+    cannot be written, or if a timeline is being written already.
     """
     if not dist.is_initialized():
         raise WorldError("start_timeline needs a process group: call allstep.init() first")
     if _process.running is not None:
         raise ConfigError(
-            f"start_timeline({os.fspath(path)!r}): one is being written already; call"
+            f"start_timeline({os.fspath(path)!r}): a timeline is already being written; call"
             " stop_timeline() first"
         )
     group = dist.distributed_c10d._get_default_group()
@@ -69,9 +70,9 @@ def start_timeline(path: str | os.PathLike[str]) -> None:
 
 
 def stop_timeline() -> None:
-    """End the timeline; on rank 0 the file is whole afterwards.
+    """End the timeline; on rank 0 the file is complete afterwards.
 
-    All ranks call it together. Nothing happens when there is none.
+    All ranks call it together. A no-op without a timeline.
     """
     if _process.running is not None:
         ended, _process.running = _process.running, None
@@ -81,68 +82,72 @@ def stop_timeline() -> None:
 
 
 def is_running() -> bool:
+    """Return whether a timeline is being written."""
     return _process.running is not None
 
 
 def begin_if_asked(store: Store, rank: int, size: int) -> None:
-    """Whoever makes the default group calls this: a timeline starts when rank 0's ALLSTEP_TIMELINE
-    says so."""
-    stop_timeline()  # of a default group that is gone
-    room = _new_room(store)
+    """Start a timeline if rank 0's ALLSTEP_TIMELINE names a file.
+
+    Called by all ranks when the default group is created.
+    """
+    # That of an earlier default group.
+    stop_timeline()
+    store = _new_store(store)
     if rank == 0:
-        room.set("asked", os.environ.get(VARIABLE, ""))
-    path = _hear(room, "asked", read_limits().start)
+        store.set("asked", os.environ.get(VARIABLE, ""))
+    path = _read(store, "asked", read_limits().start)
     if path:
         begin(path, store, rank, size)
 
 
 def begin(path: str, store: Store, rank: int, size: int) -> None:
-    """All ranks of `store` together.
+    """Start a timeline; all ranks of `store` call it together.
 
-    Raises the same error on all of them when rank 0 cannot write the file.
+    Raises the same error on all of them if rank 0 cannot write the file.
     """
-    seconds, room = read_limits().start, _new_room(store)
-    file = _open(path, room) if rank == 0 else None
+    seconds, store = read_limits().start, _new_store(store)
+    file = _open(path, store) if rank == 0 else None
     try:
-        problem, origin = json.loads(_hear(room, "start", seconds))
+        problem, origin = json.loads(_read(store, "start", seconds))
         if problem:
             raise ConfigError(problem)
-        offset = offset_to_first(room, rank, size, seconds, recorder.clock)
+        offset = offset_to_first(store, rank, size, seconds, recorder.clock)
     except dist.DistError as error:
         raise WorldError(
-            f"timeline {path}: not all {size} ranks came to its start in {seconds:.0f} s: {error}"
+            f"timeline {path}: not all {size} ranks started it within {seconds:.0f} s: {error}"
         ) from error
     chrome = Chrome(rank, offset.add - origin)
-    part = Sender(chrome, room, rank) if file is None else Writer(chrome, room, size, file)
+    part = Sender(chrome, store, rank) if file is None else Writer(chrome, store, size, file)
     _process.running = part
     part.start(chrome.introduction(host_name(), offset.error))
     atexit.register(stop_timeline)
     _forget_in_children()
 
 
-def _new_room(store: Store) -> Store:
-    """Keys of one timeline."""
+def _new_store(store: Store) -> Store:
+    """Return a part of the store for the keys of one timeline."""
     _process.number += 1
     return PrefixStore(f"timeline/{_process.number}", store)
 
 
-def _open(path: str, room: Store) -> TraceFile | None:
-    """The file, and a word to all about how it went and when it was."""
+def _open(path: str, store: Store) -> TraceFile | None:
+    """Open the file and publish the result and the start time; None if it failed."""
     file, problem = None, ""
     try:
         file = TraceFile(path)
     except ConfigError as error:
         problem = str(error)
-    room.set("start", json.dumps([problem, recorder.clock()]))
+    store.set("start", json.dumps([problem, recorder.clock()]))
     return file
 
 
-def _hear(room: Store, key: str, seconds: float) -> str:
-    room.wait([key], timedelta(seconds=seconds))
-    return room.get(key).decode()
+def _read(store: Store, key: str, seconds: float) -> str:
+    store.wait([key], timedelta(seconds=seconds))
+    return store.get(key).decode()
 
 
 @cache
 def _forget_in_children() -> None:
-    """A forked child (a worker of a data loader) is no rank: it records nothing and ends nothing."""
+    """Make forked children (data loader workers), which are no ranks, drop the timeline."""
     os.register_at_fork(after_in_child=_process.forget)

@@ -1,4 +1,4 @@
-"""Operations on pictures, one idea per file; `operation` says what an operation is,
+"""Operations on images, one idea per file; `operation` says what an operation is,
 `docs/augmentation.md` has the table of them."""
 
 from allstep.data.augment.color import Brightness, ColourJitter, Contrast, Hue, Saturation

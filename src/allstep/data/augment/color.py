@@ -6,10 +6,10 @@ dropped; f = 1 changes nothing, and
 | | base |
 |---|---|
 | Brightness | 0 |
-| Contrast | the mean of the grey picture, rounded: one level for the whole picture |
+| Contrast | the mean of the grey image, rounded: one level for the whole image |
 | Saturation | the grey of the pixel itself |
 
-where grey = 0.299 R + 0.587 G + 0.114 B (ITU-R 601). Of a grey picture, saturation and hue change
+where grey = 0.299 R + 0.587 G + 0.114 B (ITU-R 601). Of a grey image, saturation and hue change
 nothing. `Hue` turns the hue of HSV by a share of the circle.
 
 `Brightness(0.4)` draws f evenly from 0.6 to 1.4, `Brightness((0.8, 1.1))` from that range.
@@ -22,7 +22,7 @@ import cv2
 import numpy as np
 
 from allstep.data.augment.operation import InPlace, check_range
-from allstep.data.image.pixels import Picture
+from allstep.data.image.pixels import Pixels
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 
@@ -31,7 +31,7 @@ Strength = float | tuple[float, float]
 
 
 class _Colour(InPlace):
-    """Draws one figure per picture from `strength` and changes the picture by it."""
+    """Draws one figure per image from `strength` and changes the image by it."""
 
     num_draws = 1
     around = 1.0  # what changes nothing
@@ -46,13 +46,13 @@ class _Colour(InPlace):
         low, high = self._range
         return low + draws.uniform(stream, 1) * (high - low)
 
-    def one(self, picture: Picture, row: Floats) -> Picture:
+    def one(self, image: Pixels, row: Floats) -> Pixels:
         """In place."""
-        picture[...] = self.change(picture, float(row[0]))
-        return picture
+        image[...] = self.change(image, float(row[0]))
+        return image
 
-    def change(self, picture: Picture, figure: float) -> Picture:
-        """The picture changed by `figure`."""
+    def change(self, image: Pixels, figure: float) -> Pixels:
+        """The image changed by `figure`."""
         raise NotImplementedError
 
     def _checked(self, strength: Strength) -> tuple[float, float]:
@@ -67,29 +67,29 @@ class _Colour(InPlace):
 class Brightness(_Colour):
     """All levels times a factor."""
 
-    def change(self, picture: Picture, figure: float) -> Picture:
+    def change(self, image: Pixels, figure: float) -> Pixels:
         """By a table of the 256 levels."""
-        return _looked_up(picture, 0, figure)
+        return _looked_up(image, 0, figure)
 
 
 class Contrast(_Colour):
-    """Levels drawn away from the picture's mean grey, or towards it."""
+    """Levels drawn away from the image's mean grey, or towards it."""
 
-    def change(self, picture: Picture, figure: float) -> Picture:
+    def change(self, image: Pixels, figure: float) -> Pixels:
         """By a table of the 256 levels, around the mean."""
-        return _looked_up(picture, int(_grey(picture).mean() + 0.5), figure)
+        return _looked_up(image, int(_grey(image).mean() + 0.5), figure)
 
 
 class Saturation(_Colour):
     """Colours drawn away from the pixel's own grey, or towards it."""
 
-    def change(self, picture: Picture, figure: float) -> Picture:
+    def change(self, image: Pixels, figure: float) -> Pixels:
         """As OpenCV's weighted sum, which rounds where Pillow drops fractions: one level apart at
         most."""
-        if picture.shape[2] == 1:
-            return picture
-        grey = cv2.cvtColor(_grey(picture), cv2.COLOR_GRAY2RGB)
-        return np.asarray(cv2.addWeighted(picture, figure, grey, 1 - figure, 0), np.uint8)
+        if image.shape[2] == 1:
+            return image
+        grey = cv2.cvtColor(_grey(image), cv2.COLOR_GRAY2RGB)
+        return np.asarray(cv2.addWeighted(image, figure, grey, 1 - figure, 0), np.uint8)
 
 
 class Hue(_Colour):
@@ -98,17 +98,17 @@ class Hue(_Colour):
     around = 0.0
     lowest, highest = -0.5, 0.5
 
-    def change(self, picture: Picture, figure: float) -> Picture:
+    def change(self, image: Pixels, figure: float) -> Pixels:
         """In HSV with 256 steps each."""
-        if picture.shape[2] == 1:
-            return picture
-        hsv = cv2.cvtColor(picture, cv2.COLOR_RGB2HSV_FULL)
+        if image.shape[2] == 1:
+            return image
+        hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
         hsv[..., 0] += np.uint8(round(figure * 256) % 256)  # goes round, as hues do
         return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL), np.uint8)
 
 
 class ColourJitter(InPlace):
-    """Brightness, contrast, saturation and hue in an order that is drawn for each picture, as
+    """Brightness, contrast, saturation and hue in an order that is drawn for each image, as
     torchvision's ColorJitter."""
 
     def __init__(
@@ -132,24 +132,24 @@ class ColourJitter(InPlace):
         figures = [part.draw(draws, f"{stream}/{type(part).__name__}") for part in self._parts]
         return np.hstack([*figures, np.floor(draws.uniform(stream, 1) * len(self._orders))])
 
-    def one(self, picture: Picture, row: Floats) -> Picture:
+    def one(self, image: Pixels, row: Floats) -> Pixels:
         """In place."""
         for number in self._orders[int(row[4])]:
             part = self._parts[number]
             if row[number] != part.around:
-                part.one(picture, row[number : number + 1])
-        return picture
+                part.one(image, row[number : number + 1])
+        return image
 
 
-def _grey(picture: Picture) -> Picture:
+def _grey(image: Pixels) -> Pixels:
     """(height, width)."""
-    if picture.shape[2] == 1:
-        return picture[..., 0]
-    return np.asarray(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), np.uint8)
+    if image.shape[2] == 1:
+        return image[..., 0]
+    return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
 
 
-def _looked_up(picture: Picture, base: int, factor: float) -> Picture:
+def _looked_up(image: Pixels, base: int, factor: float) -> Pixels:
     """base + factor * (p - base) of every pixel p, in Pillow's arithmetic: single precision,
     fractions dropped."""
     table = np.clip(base + np.float32(factor) * (_LEVELS - base), 0, 255).astype(np.uint8)
-    return np.asarray(cv2.LUT(picture, table), np.uint8).reshape(picture.shape)
+    return np.asarray(cv2.LUT(image, table), np.uint8).reshape(image.shape)

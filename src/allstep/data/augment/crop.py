@@ -6,7 +6,7 @@ from typing import Any
 from allstep.data.augment.frame import Frame
 from allstep.data.image.decode import decode_part
 from allstep.data.image.limit import MAX_PIXELS
-from allstep.data.image.pixels import Picture
+from allstep.data.image.pixels import Pixels
 from allstep.data.image.resize import cut_out
 from allstep.data.random.draws import Floats
 
@@ -16,9 +16,9 @@ def cropped(
     frame: Frame,
     row: Floats,
     channels: int = 3,
-    out: Picture | None = None,
+    out: Pixels | None = None,
     max_pixels: int = MAX_PIXELS,
-) -> Picture:
+) -> Pixels:
     """Return the part that `frame` takes with this sample's random numbers `row`, in the frame's
     size.
 
@@ -29,7 +29,5 @@ def cropped(
     Raises:
         ValueError: `data` is not an image, a broken one, or too large.
     """
-    picture, box = decode_part(
-        data, partial(frame.region, row=row), frame.size, channels, max_pixels
-    )
-    return cut_out(picture, box, frame.size, out)
+    image, box = decode_part(data, partial(frame.region, row=row), frame.size, channels, max_pixels)
+    return cut_out(image, box, frame.size, out)

@@ -1,4 +1,4 @@
-"""Painting a part of the picture over, so that a net cannot lean on one detail.
+"""Painting a part of the image over, so that a model cannot lean on one detail.
 
 `Cutout` (DeVries and Taylor 2017): a square of fixed size around any pixel, cut off at the border.
 `Erase` (random erasing, Zhong et al. 2017): with probability `p` a rectangle of random area and
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from allstep.data.augment.operation import InPlace, check_range, check_share, check_whole
-from allstep.data.image.pixels import Picture
+from allstep.data.image.pixels import Pixels
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 
@@ -19,7 +19,7 @@ _MAX_SIDE = 1_000_000
 
 
 class _Painter(InPlace):
-    """Fills one rectangle of each picture with `value`."""
+    """Fills one rectangle of each image with `value`."""
 
     value: int | tuple[int, ...]
 
@@ -27,17 +27,17 @@ class _Painter(InPlace):
         """Top, left, bottom, right of what is painted over; None: nothing."""
         raise NotImplementedError
 
-    def one(self, picture: Picture, row: Floats) -> Picture:
+    def one(self, image: Pixels, row: Floats) -> Pixels:
         """In place."""
-        found = self.rectangle(picture.shape[0], picture.shape[1], row)
+        found = self.rectangle(image.shape[0], image.shape[1], row)
         if found is not None:
             top, left, bottom, right = found
-            picture[top:bottom, left:right] = self.value
-        return picture
+            image[top:bottom, left:right] = self.value
+        return image
 
 
 class Cutout(_Painter):
-    """A square of `size` pixels around any pixel of the picture becomes `value` (one level, or one
+    """A square of `size` pixels around any pixel of the image becomes `value` (one level, or one
     per channel)."""
 
     num_draws = 2
@@ -53,11 +53,11 @@ class Cutout(_Painter):
 
 
 class Erase(_Painter):
-    """With probability `p`, a rectangle of `area` (share of the picture's) and `aspect` (height /
+    """With probability `p`, a rectangle of `area` (share of the image's) and `aspect` (height /
     width) becomes `value`.
 
     As torchvision's RandomErasing: area uniform, aspect uniform in its logarithm, ten tries to find
-    one smaller than the picture, else nothing. `value` is on the scale of the pixels, 0 to 255.
+    one smaller than the image, else nothing. `value` is on the scale of the pixels, 0 to 255.
     """
 
     num_draws = 2 * _TRIES + 3
@@ -75,7 +75,7 @@ class Erase(_Painter):
         self.value = _level(value)
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Columns: ten heights and ten widths, as shares of the root of the picture's area; where,
+        """Columns: ten heights and ten widths, as shares of the root of the image's area; where,
         as shares of the room; 1 for "do"."""
         table = draws.uniform(stream, self.num_draws)
         area = self.area[0] + table[:, :_TRIES] * (self.area[1] - self.area[0])
@@ -89,7 +89,7 @@ class Erase(_Painter):
         return table
 
     def rectangle(self, height: int, width: int, row: Floats) -> tuple[int, int, int, int] | None:
-        """The first try that is smaller than the picture."""
+        """The first try that is smaller than the image."""
         if not row[-1]:
             return None
         root = (height * width) ** 0.5

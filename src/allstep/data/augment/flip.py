@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 
 from allstep.data.augment.operation import Operation, check_share
-from allstep.data.image.pixels import Picture
+from allstep.data.image.pixels import Pixels
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 
@@ -32,7 +32,7 @@ class Flip(Operation):
             raise ConfigError(f"an alternating Flip flips every second time: p={p} has no meaning")
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Column: 1 where the picture is to be flipped."""
+        """Column: 1 where the image is to be flipped."""
         if self.alternating:
             first = draws.lasting(stream, 1) < 0.5
             flipped = first ^ bool(draws.epoch % 2)
@@ -40,16 +40,16 @@ class Flip(Operation):
             flipped = draws.uniform(stream, 1) < self.p
         return flipped.astype(np.float64)
 
-    def one(self, picture: Picture, row: Floats) -> Picture:
+    def one(self, image: Pixels, row: Floats) -> Pixels:
         """In place."""
-        if row[0] and picture.flags.c_contiguous:
-            cv2.flip(picture, 1, dst=picture)
+        if row[0] and image.flags.c_contiguous:
+            cv2.flip(image, 1, dst=image)
         elif row[0]:
-            picture[...] = picture[:, ::-1].copy()
-        return picture
+            image[...] = image[:, ::-1].copy()
+        return image
 
-    def many(self, pictures: Picture, table: Floats) -> Picture | None:
+    def many(self, images: Pixels, table: Floats) -> Pixels | None:
         """Those that are to be flipped, at once, in place."""
         chosen = np.flatnonzero(table[:, 0])
-        pictures[chosen] = pictures[chosen, :, ::-1]
-        return pictures
+        images[chosen] = images[chosen, :, ::-1]
+        return images

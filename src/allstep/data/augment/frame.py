@@ -1,6 +1,6 @@
-"""Crops that begin a chain: which part of a picture is taken, and the size it comes out with.
+"""Crops that begin a chain: which part of an image is taken, and the size it comes out with.
 
-A `Frame` only says where to look, from the picture's size and this sample's random numbers. So the
+A `Frame` only says where to look, from the image's size and this sample's random numbers. So the
 decoder can be told before it starts, and what lies outside need not be decoded.
 
 ```
@@ -13,7 +13,7 @@ Resize(224)               all of it, stretched
 import numpy as np
 
 from allstep.data.augment.operation import Operation, check_range, check_size
-from allstep.data.image.pixels import Picture, Region
+from allstep.data.image.pixels import Pixels, Region
 from allstep.data.image.resize import resized
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
@@ -27,13 +27,13 @@ class Frame(Operation):
     size: tuple[int, int]
 
     def region(self, height: int, width: int, row: Floats) -> Region:
-        """The part that is taken of a picture of this height and width."""
+        """The part that is taken of an image of this height and width."""
         raise NotImplementedError
 
-    def one(self, picture: Picture, row: Floats) -> Picture:
-        """The crop of a picture that is decoded already."""
-        top, left, height, width = self.region(picture.shape[0], picture.shape[1], row)
-        return resized(picture[top : top + height, left : left + width], self.size)
+    def one(self, image: Pixels, row: Floats) -> Pixels:
+        """The crop of an image that is decoded already."""
+        top, left, height, width = self.region(image.shape[0], image.shape[1], row)
+        return resized(image[top : top + height, left : left + width], self.size)
 
     def resizes(self) -> tuple[int, int] | None:
         """Always `size`."""
@@ -41,7 +41,7 @@ class Frame(Operation):
 
 
 class RandomResizedCrop(Frame):
-    """A random part of the picture, stretched to `size`: of `area` (share of the picture's) and
+    """A random part of the image, stretched to `size`: of `area` (share of the image's) and
     `aspect` (width / height).
 
     As torchvision's: area uniform, aspect uniform in its logarithm, ten tries to find a part that
@@ -61,7 +61,7 @@ class RandomResizedCrop(Frame):
         self.aspect = check_range("the aspect of RandomResizedCrop", aspect, 1e-3, 1e3)
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Columns: ten widths and ten heights, as shares of the root of the picture's area; then
+        """Columns: ten widths and ten heights, as shares of the root of the image's area; then
         where, as shares of the room."""
         table = draws.uniform(stream, self.num_draws)
         areas, aspects = table[:, :_TRIES], table[:, _TRIES : 2 * _TRIES]
@@ -96,11 +96,11 @@ class RandomResizedCrop(Frame):
 
 
 class CentreCrop(Frame):
-    """The middle of the picture, for evaluation: as if its shorter side became `shorter` and `size`
+    """The middle of the image, for evaluation: as if its shorter side became `shorter` and `size`
     were cut out of that.
 
     `shorter` is `size` / 0.875 when nobody says: 256 for 224. The part is whole pixels of the
-    stored picture, scaled once.
+    stored image, scaled once.
     """
 
     def __init__(self, size: int | tuple[int, int], shorter: int | None = None) -> None:
@@ -112,14 +112,14 @@ class CentreCrop(Frame):
             )
 
     def region(self, height: int, width: int, row: Floats) -> Region:
-        """The middle of every picture."""
+        """The middle of every image."""
         scale = min(height, width) / self.shorter
         h, w = (max(1, round(side * scale)) for side in self.size)
         return Region((height - h) // 2, (width - w) // 2, h, w)
 
 
 class Resize(Frame):
-    """The whole picture, stretched to `size`, whatever its aspect."""
+    """The whole image, stretched to `size`, whatever its aspect."""
 
     def __init__(self, size: int | tuple[int, int]) -> None:
         self.size = check_size("the size of Resize", size)

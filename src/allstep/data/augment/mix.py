@@ -1,4 +1,4 @@
-"""Mixup and cutmix: two samples in one picture, and their two classes in one target.
+"""Mixup and cutmix: two samples in one image, and their two classes in one target.
 
 ```
 mixup    data_i = lam_i * data_i + (1 - lam_i) * data_j                       Zhang et al. 2017
@@ -89,7 +89,7 @@ class _Mix:
 
 
 class Mixup(_Mix):
-    """Blends each picture with the one before it. Gives float pictures on the scale 0 to 255 and
+    """Blends each image with the one before it. Gives float images on the scale 0 to 255 and
     targets (n, num_classes).
 
     `num_classes` may be left out where the loader's source knows its classes.
@@ -103,17 +103,17 @@ class Mixup(_Mix):
             data.device
         )
         share = lam.view(-1, 1, 1, 1)
-        pictures = data if data.is_floating_point() else data.float()
-        return torch.lerp(
-            pictures.roll(1, 0), pictures, share.to(pictures.dtype)
-        ), self._mixed_target(target, lam)
+        images = data if data.is_floating_point() else data.float()
+        return torch.lerp(images.roll(1, 0), images, share.to(images.dtype)), self._mixed_target(
+            target, lam
+        )
 
 
 class Cutmix(_Mix):
-    """Puts a box of the picture before it into each picture. Pictures keep their type; targets
+    """Puts a box of the image before it into each image. Images keep their type; targets
     become (n, num_classes).
 
-    The box has 1 - lam of the area and the picture's aspect, lies around any pixel, and is cut off
+    The box has 1 - lam of the area and the image's aspect, lies around any pixel, and is cut off
     at the border; the target counts what is left of it. `num_classes` may be left out where the
     loader's source knows its classes.
     """

@@ -1,4 +1,4 @@
-"""Levels 0 to 255 become the numbers that a net likes: (level / 255 - mean) / std, for each
+"""Levels 0 to 255 become the numbers that a model likes: (level / 255 - mean) / std, for each
 channel.
 
 It is the last step on a batch and runs on the batch's device: bytes travel there, a quarter of what
@@ -14,7 +14,7 @@ from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 
 
-class Normalise:
+class Normalize:
     """`mean` and `std` of each channel on the scale 0 to 1, as torchvision's Normalize has them;
     one number does for all channels."""
 
@@ -29,14 +29,14 @@ class Normalise:
         self.mean, self.std, self.dtype = _figures(mean), _figures(std), dtype
         if max(self.mean) > 1:
             raise ConfigError(
-                f"the mean of Normalise is on the scale 0 to 1, not {self.mean}: divide it and the"
+                f"the mean of Normalize is on the scale 0 to 1, not {self.mean}: divide it and the"
                 " std by 255"
             )
         if min(self.std) <= 0:
-            raise ConfigError(f"the std of Normalise must be above 0, not {self.std}")
+            raise ConfigError(f"the std of Normalize must be above 0, not {self.std}")
         if len(self.mean) != len(self.std):
             raise ConfigError(
-                f"Normalise has {len(self.mean)} means but {len(self.std)} standard deviations"
+                f"Normalize has {len(self.mean)} means but {len(self.std)} standard deviations"
             )
 
     def __call__(
@@ -46,7 +46,7 @@ class Normalise:
         left alone."""
         if len(self.mean) not in (1, data.shape[1]):
             raise ConfigError(
-                f"{self!r} has {len(self.mean)} channels, the pictures have {data.shape[1]}"
+                f"{self!r} has {len(self.mean)} channels, the images have {data.shape[1]}"
             )
         mean, std = (
             torch.tensor(x, device=data.device).view(1, -1, 1, 1) for x in (self.mean, self.std)
@@ -54,7 +54,7 @@ class Normalise:
         return (data - mean * 255).mul_(1 / (std * 255)).to(self.dtype), target
 
     def __repr__(self) -> str:
-        return f"Normalise({self.mean}, {self.std})"
+        return f"Normalize({self.mean}, {self.std})"
 
 
 def _figures(value: float | Sequence[float]) -> tuple[float, ...]:
@@ -63,7 +63,7 @@ def _figures(value: float | Sequence[float]) -> tuple[float, ...]:
             float(figure) for figure in (value if isinstance(value, Iterable) else (value,))
         )
     except (TypeError, ValueError):
-        raise ConfigError(f"Normalise takes numbers, one for each channel, not {value!r}") from None
+        raise ConfigError(f"Normalize takes numbers, one for each channel, not {value!r}") from None
     if not figures:
-        raise ConfigError("Normalise needs a mean and a std for each channel")
+        raise ConfigError("Normalize needs a mean and a std for each channel")
     return figures

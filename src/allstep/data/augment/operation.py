@@ -1,12 +1,12 @@
-"""What an operation on pictures is.
+"""What an operation on images is.
 
 ```
 draw(draws, stream)      -> table (n, k)       the random numbers of a whole batch, made into parameters: once per batch
-one(picture, row)        -> picture            one picture (height, width, channels), with its row of that table
-many(pictures, table)    -> pictures | None    n equal small pictures at once; None: "one by one, please"
+one(image, row)        -> image            one image (height, width, channels), with its row of that table
+many(images, table)    -> images | None    n equal small images at once; None: "one by one, please"
 ```
 
-A picture is uint8 and belongs to the operation: it may be changed in place and handed back. `many`
+An image is uint8 and belongs to the operation: it may be changed in place and handed back. `many`
 gives bit for bit what `one` gives.
 """
 
@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from allstep.data.image.limit import MAX_PIXELS
-from allstep.data.image.pixels import Picture
+from allstep.data.image.pixels import Pixels
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError, cut
 
 
 class Operation:
-    """One step of a transform; the base class leaves a picture as it is."""
+    """One step of a transform; the base class leaves an image as it is."""
 
     num_draws = 0
     """How many uniform numbers a sample needs."""
@@ -33,12 +33,12 @@ class Operation:
         something of them here."""
         return draws.uniform(stream, self.num_draws)
 
-    def one(self, picture: Picture, row: Floats) -> Picture:
-        """The picture after this step; `row` is this sample's row of what `draw` gave."""
-        return picture
+    def one(self, image: Pixels, row: Floats) -> Pixels:
+        """The image after this step; `row` is this sample's row of what `draw` gave."""
+        return image
 
-    def many(self, pictures: Picture, table: Floats) -> Picture | None:
-        """The same for n pictures (n, height, width, channels) and their rows; None where there is
+    def many(self, images: Pixels, table: Floats) -> Pixels | None:
+        """The same for n images (n, height, width, channels) and their rows; None where there is
         no quicker way than one by one."""
         return None
 
@@ -56,16 +56,16 @@ class Operation:
 
 
 class InPlace(Operation):
-    """An operation that changes a picture where it lies.
+    """An operation that changes an image where it lies.
 
-    Of small pictures, too, it does one after the other.
+    Of small images, too, it does one after the other.
     """
 
-    def many(self, pictures: Picture, table: Floats) -> Picture | None:
-        """By `one`, but without the rest of the way that a single picture goes."""
-        for picture, row in zip(pictures, table, strict=True):
-            self.one(picture, row)
-        return pictures
+    def many(self, images: Pixels, table: Floats) -> Pixels | None:
+        """By `one`, but without the rest of the way that a single image goes."""
+        for image, row in zip(images, table, strict=True):
+            self.one(image, row)
+        return images
 
 
 def check_share(what: str, value: float) -> float:

@@ -1,10 +1,10 @@
-"""Pad and crop: the usual augmentation of small pictures (He et al. 2015, section 4.2).
+"""Pad and crop: the usual augmentation of small images (He et al. 2015, section 4.2).
 
 ```
 +-----------------+
-| pad             |     the picture is given a border of `pad` pixels, black or its own mirror image,
+| pad             |     the image is given a border of `pad` pixels, black or its own mirror image,
 |  +-----------+  |     and a part of `size` is cut out of that, anywhere
-|  |  picture  |  |
+|  |  image  |  |
 |  |           |  |     mode "reflect" mirrors without repeating the edge, as numpy and torchvision do: c b | a b c | b a
 |  +-----------+  |
 +-----------------+
@@ -17,19 +17,19 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from allstep.data.augment.operation import Operation, check_size, check_whole
-from allstep.data.image.pixels import Picture
+from allstep.data.image.pixels import Pixels
 from allstep.data.random.draws import Floats
 from allstep.errors import ConfigError, did_you_mean
 
 _MODES = {"zero": cv2.BORDER_CONSTANT, "reflect": cv2.BORDER_REFLECT_101}
-# A picture of 32 x 32 becomes 4 million pixels with it, of which 32 x 32 are taken.
+# An image of 32 x 32 becomes 4 million pixels with it, of which 32 x 32 are taken.
 _MAX_PAD = 1000
 _NUMPY_MODES = {"zero": "constant", "reflect": "reflect"}
 
 
 class PadAndCrop(Operation):
     """Pads by `pad` pixels on all sides, then cuts `size` out at random; without a `size`, that of
-    the picture."""
+    the image."""
 
     num_draws = 2
 
@@ -41,23 +41,23 @@ class PadAndCrop(Operation):
         self.size = None if size is None else check_size("the size of PadAndCrop", size)
         self.pad, self.mode = check_whole("the pad of PadAndCrop", pad, 0, _MAX_PAD), mode
 
-    def one(self, picture: Picture, row: Floats) -> Picture:
-        """One picture: always new memory."""
-        (height, width), tops, lefts = self._places(picture.shape[:2], row[None])
+    def one(self, image: Pixels, row: Floats) -> Pixels:
+        """One image: always new memory."""
+        (height, width), tops, lefts = self._places(image.shape[:2], row[None])
         pad, top, left = self.pad, int(tops[0]), int(lefts[0])
         padded = np.asarray(
-            cv2.copyMakeBorder(picture, pad, pad, pad, pad, _MODES[self.mode], value=(0, 0, 0, 0))
+            cv2.copyMakeBorder(image, pad, pad, pad, pad, _MODES[self.mode], value=(0, 0, 0, 0))
         )
-        padded = padded.reshape(*padded.shape[:2], picture.shape[2])
+        padded = padded.reshape(*padded.shape[:2], image.shape[2])
         return padded[top : top + height, left : left + width].astype(np.uint8)
 
-    def many(self, pictures: Picture, table: Floats) -> Picture | None:
-        """All windows of all padded pictures are one view, from which each picks its own."""
+    def many(self, images: Pixels, table: Floats) -> Pixels | None:
+        """All windows of all padded images are one view, from which each picks its own."""
         pad = self.pad
-        (height, width), tops, lefts = self._places(pictures.shape[1:3], table)
+        (height, width), tops, lefts = self._places(images.shape[1:3], table)
         borders = [(0, 0), (pad, pad), (pad, pad), (0, 0)]
-        return _windows(_padded(pictures, borders, self.mode), height, width)[
-            np.arange(len(pictures)), tops, lefts
+        return _windows(_padded(images, borders, self.mode), height, width)[
+            np.arange(len(images)), tops, lefts
         ]
 
     def resizes(self) -> tuple[int, int] | None:
@@ -67,27 +67,27 @@ class PadAndCrop(Operation):
     def _places(
         self, shape: tuple[int, ...], table: Floats
     ) -> tuple[tuple[int, int], NDArray[np.int64], NDArray[np.int64]]:
-        """The size of the windows, and their upper left corners in the padded pictures."""
+        """The size of the windows, and their upper left corners in the padded images."""
         size = self.size or (shape[0], shape[1])
         room = [side + 2 * self.pad - wanted for side, wanted in zip(shape, size, strict=True)]
         if min(room) < 0 or (self.mode == "reflect" and self.pad >= min(shape)):
-            raise ConfigError(f"{self!r} does not fit pictures of {shape[0]} x {shape[1]} pixels")
+            raise ConfigError(f"{self!r} does not fit images of {shape[0]} x {shape[1]} pixels")
         tops, lefts = ((table[:, i] * (room[i] + 1)).astype(np.int64) for i in (0, 1))
         return size, tops, lefts
 
 
-def _padded(pictures: Picture, borders: list[tuple[int, int]], mode: str) -> Picture:
+def _padded(images: Pixels, borders: list[tuple[int, int]], mode: str) -> Pixels:
     """np.pad; zeros by hand, because it is called for every batch."""
     if mode != "zero":
-        return np.pad(pictures, borders, mode="reflect")
+        return np.pad(images, borders, mode="reflect")
     pad = borders[1][0]
-    n, height, width, channels = pictures.shape
+    n, height, width, channels = images.shape
     padded = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), np.uint8)
-    padded[:, pad : pad + height, pad : pad + width] = pictures
+    padded[:, pad : pad + height, pad : pad + width] = images
     return padded
 
 
-def _windows(padded: Picture, height: int, width: int) -> Picture:
+def _windows(padded: Pixels, height: int, width: int) -> Pixels:
     """A view (n, tops, lefts, height, width, channels) of all windows of this size."""
     n, rows, columns, channels = padded.shape
     a, b, c, d = padded.strides

@@ -6,7 +6,7 @@ values.
 
 | | known names | gives |
 |---|---|---|
-| `spelled` | those of `allstep.data.augment`, for pictures | a `Transform` |
+| `spelled` | those of `allstep.data.augment`, for images | a `Transform` |
 | `spelled_mix` | Mixup, Cutmix, for whole batches | operations for `Transform(batch=...)`; `check_mix` only looks, without torch |
 
 "none" spells an empty chain.
@@ -32,7 +32,7 @@ PRESETS: Mapping[str, str] = {
 MIXES = ("Mixup", "Cutmix")
 _MOST_OPERATIONS = 100
 """In one chain: each of them costs time at every image."""
-_PICTURES = tuple(name for name in augment.__all__ if name != "Operation")
+_IMAGES = tuple(name for name in augment.__all__ if name != "Operation")
 
 
 class _Call(NamedTuple):
@@ -60,7 +60,7 @@ def spelled(
 ) -> Transform:
     """The transform that `text` spells; the rest is `Transform`'s."""
     written = PRESETS.get(text.strip(), text)
-    calls = _calls(written, _PICTURES, PRESETS, PRESETS["imagenet"])
+    calls = _calls(written, _IMAGES, PRESETS, PRESETS["imagenet"])
     operations: list[Operation] = [call.made(augment) for call in calls]
     return Transform(*operations, batch=batch, channels=channels, shape=shape)
 
@@ -118,6 +118,6 @@ def _instead(name: str, known: Collection[str]) -> str:
     it belongs."""
     if name in MIXES:
         return f"{name} works on whole batches: write it in data.mix"
-    if name in _PICTURES:
-        return f"{name} works on single pictures: write it in data.augment"
+    if name in _IMAGES:
+        return f"{name} works on single images: write it in data.augment"
     return f"no operation is called {name!r}; {did_you_mean(name, known)}"

@@ -1,4 +1,4 @@
-"""Turning a picture about its middle.
+"""Turning an image about its middle.
 
 As Pillow's `Image.rotate(angle, BILINEAR)`: a positive angle turns against the clock, the size
 stays, and what comes in from outside has the level `fill`.
@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from allstep.data.augment.operation import InPlace, check_range
-from allstep.data.image.pixels import Picture
+from allstep.data.image.pixels import Pixels
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 
@@ -31,13 +31,13 @@ class Rotate(InPlace):
         low, high = self._range
         return low + draws.uniform(stream, 1) * (high - low)
 
-    def one(self, picture: Picture, row: Floats) -> Picture:
+    def one(self, image: Pixels, row: Floats) -> Pixels:
         """In place."""
-        height, width, channels = picture.shape
+        height, width, channels = image.shape
         middle = (width - 1) / 2, (height - 1) / 2  # OpenCV counts from pixel centres
         matrix = cv2.getRotationMatrix2D(middle, float(row[0]), 1.0)
         turned = cv2.warpAffine(
-            picture, matrix, (width, height), flags=cv2.INTER_LINEAR, borderValue=(self.fill,) * 4
+            image, matrix, (width, height), flags=cv2.INTER_LINEAR, borderValue=(self.fill,) * 4
         )
-        picture[...] = np.asarray(turned).reshape(height, width, channels)
-        return picture
+        image[...] = np.asarray(turned).reshape(height, width, channels)
+        return image

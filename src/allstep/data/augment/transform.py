@@ -1,4 +1,4 @@
-"""A chain of operations, as the loader uses it: random numbers for a batch, then each picture into
+"""A chain of operations, as the loader uses it: random numbers for a batch, then each image into
 its place.
 
 ```
@@ -13,10 +13,10 @@ normalisation ```
 
 When the first operation is a crop (`Frame`), decoding and cropping are one step, and what lies
 outside the crop is not decoded where the format allows that. Later operations work where the
-picture lies.
+image lies.
 
 Random numbers belong to (seed, epoch, sample) and to the operation's name, so neither the worker
-nor the number of workers changes a picture, and adding an operation leaves the draws of the others
+nor the number of workers changes an image, and adding an operation leaves the draws of the others
 as they were.
 """
 
@@ -33,7 +33,7 @@ from allstep.data.augment.operation import Operation
 from allstep.data.augment.user_function import Call
 from allstep.data.image.decode import decode
 from allstep.data.image.limit import MAX_PIXELS
-from allstep.data.image.pixels import Picture
+from allstep.data.image.pixels import Pixels
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 
@@ -57,12 +57,12 @@ class BatchOperation(Protocol):
 
 class Transform:
     """From what a source stores to what a model is fed: `Transform(RandomResizedCrop(224), Flip(),
-    batch=[Normalise(mean, std)])`.
+    batch=[Normalize(mean, std)])`.
 
-    `operations` are those of `allstep.data.augment` and functions of yours: `f(picture)` or
-    `f(picture, rng)`, uint8 array (height, width, channels) in and out. `batch` works on whole
+    `operations` are those of `allstep.data.augment` and functions of yours: `f(image)` or
+    `f(image, rng)`, uint8 array (height, width, channels) in and out. `batch` works on whole
     batches, on their device. `channels` is 3 (RGB) or 1 (grey). `shape` is needed only when a
-    function of yours changes the size. Pictures of more than `max_pixels` are bad samples.
+    function of yours changes the size. Images of more than `max_pixels` are bad samples.
     """
 
     shape: Shape | None
@@ -82,7 +82,7 @@ class Transform:
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         if channels not in (1, 3):
-            raise ConfigError(f"pictures have 3 channels (RGB) or 1 (grey), not {channels}")
+            raise ConfigError(f"images have 3 channels (RGB) or 1 (grey), not {channels}")
         self.operations = tuple(_operation(each) for each in operations)
         self.batch = tuple(_batch_operation(each) for each in batch)
         self.channels = channels
@@ -104,32 +104,32 @@ class Transform:
         parameters = tuple(operation.draw(draws, stream) for operation, stream in pairs)
         return Draws(seed, epoch, draws.samples, parameters)
 
-    def one(self, data: Any, out: Picture, draws: Draws, row: int) -> None:
+    def one(self, data: Any, out: Pixels, draws: Draws, row: int) -> None:
         """Writes one sample into `out` (height, width, channels).
 
-        ValueError when `data` is not a picture that can be decoded.
+        ValueError when `data` is not an image that can be decoded.
         """
-        picture = self._decoded(data, out, draws, row)
+        image = self._decoded(data, out, draws, row)
         for number in range(self._first is not None, len(self.operations)):
             operation = self.operations[number]
             if isinstance(operation, Call):
-                picture = operation.call(picture, draws, row, self._streams[number])
+                image = operation.call(image, draws, row, self._streams[number])
             else:
-                picture = operation.one(picture, draws.parameters[number][row])
-        if picture is not out:
-            self._place(picture, out)
+                image = operation.one(image, draws.parameters[number][row])
+        if image is not out:
+            self._place(image, out)
 
-    def many(self, data: NDArray[Any], out: Picture, draws: Draws) -> bool:
-        """Writes a block of equal small pictures into `out` (n, height, width, channels); False,
+    def many(self, data: NDArray[Any], out: Pixels, draws: Draws) -> bool:
+        """Writes a block of equal small images into `out` (n, height, width, channels); False,
         and `out` unused: use `one`."""
         if data.dtype != np.uint8 or any(
             type(each).many is Operation.many for each in self.operations
         ):
             return False
-        pictures = data[..., None] if data.ndim == 3 else data
-        if pictures.ndim != 4 or pictures.shape[3] != out.shape[3]:
+        images = data[..., None] if data.ndim == 3 else data
+        if images.ndim != 4 or images.shape[3] != out.shape[3]:
             return False
-        return self._many(pictures, out, draws)
+        return self._many(images, out, draws)
 
     def on_batch(
         self, data: "Tensor", target: "Tensor", draws: Draws, num_classes: int | None = None
@@ -147,7 +147,7 @@ class Transform:
     def describe(self) -> str:
         """One line for logs: the steps in their order."""
         steps = [repr(each) for each in (*self.operations, *self.batch)]
-        return " > ".join(steps) if steps else "pictures as they are"
+        return " > ".join(steps) if steps else "images as they are"
 
     def __repr__(self) -> str:
         parts = [repr(each) for each in self.operations]
@@ -159,8 +159,8 @@ class Transform:
         sizes = [size for operation in self.operations if (size := operation.resizes())]
         return (*sizes[-1], self.channels) if sizes else None
 
-    def _decoded(self, data: Any, out: Picture, draws: Draws, row: int) -> Picture:
-        """The picture after decoding and, where the first operation is one, the first crop; ours to
+    def _decoded(self, data: Any, out: Pixels, draws: Draws, row: int) -> Pixels:
+        """The image after decoding and, where the first operation is one, the first crop; ours to
         change."""
         if self._first is None:
             return decode(data, out.shape[2], self.max_pixels)
@@ -168,34 +168,34 @@ class Transform:
         numbers = draws.parameters[0][row]
         return cropped(data, self._first, numbers, out.shape[2], into, self.max_pixels)
 
-    def _many(self, pictures: Picture, out: Picture, draws: Draws) -> bool:
-        if pictures.shape == out.shape:
-            out[...] = pictures  # so that operations may change them in place
-            pictures = out
+    def _many(self, images: Pixels, out: Pixels, draws: Draws) -> bool:
+        if images.shape == out.shape:
+            out[...] = images  # so that operations may change them in place
+            images = out
         else:
-            pictures = pictures.copy()
+            images = images.copy()
         for operation, table in zip(self.operations, draws.parameters, strict=True):
-            done = operation.many(pictures, table)
+            done = operation.many(images, table)
             if done is None:
                 return False
-            pictures = done
-        if pictures.shape != out.shape:
+            images = done
+        if images.shape != out.shape:
             return False
-        if pictures is not out:
-            out[...] = pictures
+        if images is not out:
+            out[...] = images
         return True
 
-    def _place(self, picture: Picture, out: Picture) -> None:
-        if picture.shape != out.shape:
+    def _place(self, image: Pixels, out: Pixels) -> None:
+        if image.shape != out.shape:
             calls = [each for each in self.operations if isinstance(each, Call)]
-            room = f"{picture.shape}, the batch has room for {out.shape}"
+            room = f"{image.shape}, the batch has room for {out.shape}"
             if calls:
                 raise ConfigError(
-                    f"after {calls[-1]!r} a picture is {room}: give Transform the shape that"
+                    f"after {calls[-1]!r} an image is {room}: give Transform the shape that"
                     " comes out"
                 )
-            raise ValueError(f"a picture is {room}: let the transform begin with a crop or Resize")
-        out[...] = picture
+            raise ValueError(f"an image is {room}: let the transform begin with a crop or Resize")
+        out[...] = image
 
 
 def _operation(each: Operation | Callable[..., Any]) -> Operation:
@@ -203,7 +203,7 @@ def _operation(each: Operation | Callable[..., Any]) -> Operation:
         return each
     if isinstance(each, type) or not callable(each):
         hint = f": write {each.__name__}(...)" if isinstance(each, type) else ""
-        raise ConfigError(f"{each!r} is neither an operation nor a function of a picture{hint}")
+        raise ConfigError(f"{each!r} is neither an operation nor a function of an image{hint}")
     if hasattr(each, "on_batches"):
         raise ConfigError(f"{each!r} works on batches: Transform(..., batch=[{each!r}])")
     return Call(each)
@@ -211,10 +211,10 @@ def _operation(each: Operation | Callable[..., Any]) -> Operation:
 
 def _batch_operation(each: Any) -> BatchOperation:
     if isinstance(each, Operation):
-        raise ConfigError(f"{each!r} works on pictures, not on batches: put it before `batch=`")
+        raise ConfigError(f"{each!r} works on images, not on batches: put it before `batch=`")
     if isinstance(each, type) or not callable(each):
         raise ConfigError(
-            f"{each!r} is not an operation on batches; Normalise, Mixup and Cutmix are"
+            f"{each!r} is not an operation on batches; Normalize, Mixup and Cutmix are"
         )
     batch_operation: BatchOperation = each
     return batch_operation

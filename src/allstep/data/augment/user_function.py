@@ -1,6 +1,6 @@
 """A user's own function as a step of a transform.
 
-`f(picture)` or `f(picture, rng)`: uint8 array (height, width, channels) in, the same kind out, of
+`f(image)` or `f(image, rng)`: uint8 array (height, width, channels) in, the same kind out, of
 any size. `rng` is a `numpy.random.Generator` of this sample's own at this epoch.
 """
 
@@ -13,7 +13,7 @@ import cloudpickle  # type: ignore[import-untyped]  # it has no types
 import numpy as np
 
 from allstep.data.augment.operation import Operation
-from allstep.data.image.pixels import Picture
+from allstep.data.image.pixels import Pixels
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 
@@ -27,14 +27,14 @@ class Call(Operation):
         self.function = function
         self._wants_rng = _wants_rng(function)
 
-    def call(self, picture: Picture, draws: Draws, row: int, stream: str) -> Picture:
-        """The picture that the function makes of `picture`."""
-        arguments = (picture, draws.generator(row, stream)) if self._wants_rng else (picture,)
+    def call(self, image: Pixels, draws: Draws, row: int, stream: str) -> Pixels:
+        """The image that the function makes of `image`."""
+        arguments = (image, draws.generator(row, stream)) if self._wants_rng else (image,)
         try:
             result = self.function(*arguments)
-        except ValueError as error:  # which a loader takes for a picture that cannot be decoded
+        except ValueError as error:  # which a loader takes for an image that cannot be decoded
             raise RuntimeError(
-                f"{self!r} failed on a picture of shape {picture.shape}: {error}"
+                f"{self!r} failed on an image of shape {image.shape}: {error}"
             ) from error
         return self._checked(result)
 
@@ -44,7 +44,7 @@ class Call(Operation):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (_pickled(self.function),)
 
-    def _checked(self, result: Any) -> Picture:
+    def _checked(self, result: Any) -> Pixels:
         if not isinstance(result, np.ndarray) or result.dtype != np.uint8 or result.ndim != 3:
             kind = (
                 f"{result.dtype} array of shape {result.shape}"
@@ -66,7 +66,7 @@ def _wants_rng(function: Callable[..., Any]) -> bool:
     needed = [p for p in places if p.default is p.empty]
     if len(needed) > 2:
         raise ConfigError(
-            f"{function!r} wants {len(needed)} arguments; a step is f(picture) or f(picture, rng)"
+            f"{function!r} wants {len(needed)} arguments; a step is f(image) or f(image, rng)"
         )
     return len(needed) == 2 or (len(places) > 1 and places[1].name in ("rng", "generator"))
 

@@ -1,4 +1,4 @@
-"""Pictures by Pillow: TIFF, and whatever the faster decoders refuse.
+"""Images by Pillow: TIFF, and whatever the faster decoders refuse.
 
 Pillow decides some things otherwise than the rest of `image`, and this module puts them right:
 
@@ -18,48 +18,48 @@ from PIL import ExifTags, Image
 
 from allstep.data.image.jpeg_header import check_scans
 from allstep.data.image.limit import check_size
-from allstep.data.image.pixels import Picture
+from allstep.data.image.pixels import Pixels
 from allstep.data.image.size import opened
 
-# What is wrong with a picture is in the error about it, or does no harm: notices of damaged EXIF
+# What is wrong with an image is in the error about it, or does no harm: notices of damaged EXIF
 # data,
 # and of sizes that exceed Pillow's own limit.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 _MODES = {1: "L", 3: "RGB"}
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
 # Orientation, and what undoes the turn that it asks for.
-_TURN_BACK: dict[int, Callable[[Picture], Picture]] = {
+_TURN_BACK: dict[int, Callable[[Pixels], Pixels]] = {
     2: np.fliplr,
-    3: lambda picture: np.rot90(picture, 2),
+    3: lambda image: np.rot90(image, 2),
     4: np.flipud,
-    5: lambda picture: picture.swapaxes(0, 1),
+    5: lambda image: image.swapaxes(0, 1),
     6: np.rot90,
-    7: lambda picture: np.rot90(picture.swapaxes(0, 1), 2),
-    8: lambda picture: np.rot90(picture, -1),
+    7: lambda image: np.rot90(image.swapaxes(0, 1), 2),
+    8: lambda image: np.rot90(image, -1),
 }
 
 
-def decode_by_pillow(code: memoryview, channels: int, max_pixels: int) -> Picture:
-    """Return the picture as (height, width, channels); ValueError when it is broken or too large."""
+def decode_by_pillow(code: memoryview, channels: int, max_pixels: int) -> Pixels:
+    """Return the image as (height, width, channels); ValueError when it is broken or too large."""
     with opened(code) as image:
         check_size((image.height, image.width), max_pixels)
         if image.format in ("JPEG", "MPO"):
             check_scans(code)
         try:
             orientation = _prepare_tiff(image, max_pixels) if image.format == "TIFF" else None
-            picture = _pixels(image, _MODES[channels])
+            pixels = _pixels(image, _MODES[channels])
         except _Refused:
             raise
         # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError ... for broken files.
         except Exception as error:
-            raise ValueError(f"broken picture: {error}") from None
-    picture = picture.reshape(*picture.shape[:2], channels)
+            raise ValueError(f"broken image: {error}") from None
+    pixels = pixels.reshape(*pixels.shape[:2], channels)
     turn_back = _TURN_BACK.get(orientation or 1)
-    return np.ascontiguousarray(turn_back(picture)) if turn_back else picture
+    return np.ascontiguousarray(turn_back(pixels)) if turn_back else pixels
 
 
 class _Refused(ValueError):
-    """A picture that is whole, and that we do not take."""
+    """An image that is whole, and that we do not take."""
 
 
 def _prepare_tiff(image: Any, max_pixels: int) -> int | None:
@@ -77,7 +77,7 @@ def _prepare_tiff(image: Any, max_pixels: int) -> int | None:
     return orientation
 
 
-def _pixels(image: Image.Image, mode: str) -> Picture:
+def _pixels(image: Image.Image, mode: str) -> Pixels:
     # Pillow gives a PPM of 16 bits as integers of 32.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return _upper_half(np.array(image), mode)
@@ -87,6 +87,6 @@ def _pixels(image: Image.Image, mode: str) -> Picture:
     return np.array(image.convert(mode))
 
 
-def _upper_half(values: np.ndarray[Any, Any], mode: str) -> Picture:
+def _upper_half(values: np.ndarray[Any, Any], mode: str) -> Pixels:
     grey = (values.astype(np.int64) >> 8).astype(np.uint8)
     return grey if mode == "L" else np.repeat(grey[..., None], 3, axis=2)

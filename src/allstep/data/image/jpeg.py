@@ -13,9 +13,9 @@ reduction does with them anyway.
 
 **Faults.** A file that ends too early, or whose code is broken, is an error. libjpeg would go on
 and fill up with grey, and OpenCV hands that out without a word; so every complaint counts here.
-libjpeg passes on only the first complaint about a picture. Where we cut rows off below, "extraneous
+libjpeg passes on only the first complaint about an image. Where we cut rows off below, "extraneous
 bytes before marker 0xd9" (the end) is what it has to say; when that comes first, the kept rows had
-no fault. Complaints about a whole file that leave its picture whole make it `Odd`: Pillow then
+no fault. Complaints about a whole file that leave its image whole make it `Odd`: Pillow then
 decides, which bears with them but does notice a missing end.
 
 Accurate arithmetic throughout: libjpeg's quick one is 3% faster and off by more than one level on
@@ -32,7 +32,7 @@ import simplejpeg
 from allstep.data.image.jpeg_cut import Cut, cut
 from allstep.data.image.jpeg_header import Header, Odd, check_scans, read_header
 from allstep.data.image.limit import MAX_PIXELS, check_size
-from allstep.data.image.pixels import Picture, Region
+from allstep.data.image.pixels import Pixels, Region
 from allstep.data.image.resize import Box, reduction
 
 _BROKEN = re.compile(
@@ -50,12 +50,12 @@ _KEPT = (
 
 
 class _Scratch(threading.local):
-    """A thread's memory for decoded pictures: the first touch of fresh memory costs more than
+    """A thread's memory for decoded images: the first touch of fresh memory costs more than
     decoding into it."""
 
     memory = np.empty(0, np.uint8)
 
-    def of(self, nbytes: int) -> Picture:
+    def of(self, nbytes: int) -> Pixels:
         if nbytes > _KEPT:
             return np.empty(nbytes, np.uint8)
         if nbytes > self.memory.size:
@@ -71,14 +71,14 @@ def is_jpeg(data: memoryview) -> bool:
     return bytes(data[:3]) == b"\xff\xd8\xff"
 
 
-def decode_whole(data: memoryview, channels: int, max_pixels: int = MAX_PIXELS) -> Picture:
-    """All of the picture. Odd when others should try, ValueError when it is broken or too large."""
+def decode_whole(data: memoryview, channels: int, max_pixels: int = MAX_PIXELS) -> Pixels:
+    """All of the image. Odd when others should try, ValueError when it is broken or too large."""
     _checked_header(data, max_pixels)
     try:
-        picture: Picture = simplejpeg.decode_jpeg(data, _KINDS[channels])
+        image: Pixels = simplejpeg.decode_jpeg(data, _KINDS[channels])
     except ValueError as error:
         raise _judged(error) from None
-    return picture
+    return image
 
 
 def decode_part(
@@ -87,27 +87,27 @@ def decode_part(
     size: tuple[int, int],
     channels: int,
     max_pixels: int = MAX_PIXELS,
-) -> tuple[Picture, Box]:
-    """A picture that holds the part which `region_of(height, width)` names, and where in it: as
+) -> tuple[Pixels, Box]:
+    """An image that holds the part which `region_of(height, width)` names, and where in it: as
     stored, or reduced by 2, 4 or 8.
 
-    The part is to become `size`. The picture lies in memory that the thread's next call writes
+    The part is to become `size`. The image lies in memory that the thread's next call writes
     over. Odd when others should try, ValueError when it is broken or too large.
     """
     header = _checked_header(data, max_pixels)
     region = region_of(header.height, header.width)
     factor = min(8, reduction(region.height, region.width, size))
     rows = cut(data, header, region, _MARGIN * factor)
-    picture = None if rows is None else _cut_decoded(rows, header.width, channels, factor)
-    if rows is None or picture is None:
+    image = None if rows is None else _cut_decoded(rows, header.width, channels, factor)
+    if rows is None or image is None:
         rows = Cut(0, header.height, data, rest=False)
-        picture = _memory(rows, header.width, channels, factor)
+        image = _memory(rows, header.width, channels, factor)
         try:
-            _decode_into(picture, rows)
+            _decode_into(image, rows)
         except ValueError as error:
             raise _judged(error) from None
     top = region.top - rows.top
-    return picture, Box(
+    return image, Box(
         top / factor, region.left / factor, region.height / factor, region.width / factor
     )
 
@@ -120,7 +120,7 @@ def _checked_header(data: memoryview, max_pixels: int) -> Header:
     return header
 
 
-def _cut_decoded(rows: Cut, width: int, channels: int, factor: int) -> Picture | None:
+def _cut_decoded(rows: Cut, width: int, channels: int, factor: int) -> Pixels | None:
     """The rows; None when something is wrong with them, and the whole file must tell what."""
     memory = _memory(rows, width, channels, factor)
     try:
@@ -131,14 +131,14 @@ def _cut_decoded(rows: Cut, width: int, channels: int, factor: int) -> Picture |
     return memory
 
 
-def _decode_into(memory: Picture, rows: Cut) -> None:
+def _decode_into(memory: Pixels, rows: Cut) -> None:
     height, width, channels = memory.shape
     simplejpeg.decode_jpeg(
         rows.code, _KINDS[channels], min_height=height, min_width=width, buffer=memory
     )
 
 
-def _memory(rows: Cut, width: int, channels: int, factor: int) -> Picture:
+def _memory(rows: Cut, width: int, channels: int, factor: int) -> Pixels:
     shape = -(-rows.height // factor), -(-width // factor), channels
     nbytes = shape[0] * shape[1] * channels
     return _scratch.of(nbytes)[:nbytes].reshape(shape)

@@ -28,7 +28,7 @@ _EOI = b"\xff\xd9"
 
 
 class Cut(NamedTuple):
-    """Rows `top` to `top + height` of a picture, as a JPEG of their own."""
+    """Rows `top` to `top + height` of an image, as a JPEG of their own."""
 
     top: int
     height: int

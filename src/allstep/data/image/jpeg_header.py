@@ -19,7 +19,7 @@ _PIXELS_PER_BYTE = (
     512  # more cannot be coded: one bit for each block of 8 x 8, of which colour may have a quarter
 )
 
-# A progressive picture has about 10 scans. Each walks over all blocks, even if it codes nothing in
+# A progressive image has about 10 scans. Each walks over all blocks, even if it codes nothing in
 # 160 bytes.
 _MAX_SCANS = 200
 _SCAN = re.compile(b"\xff\xda")

@@ -1,8 +1,8 @@
-"""How many pixels and bytes a picture may have.
+"""How many pixels and bytes an image may have.
 
 A file of a few kilobytes can stand for gigabytes of pixels: a PNG of one color, or a header that is
 damaged. So the size is read from the header (`size`, `jpeg_header`) before anything is decoded, and
-a picture of more than `MAX_PIXELS` is refused, as a bad sample like any other. `data.max_pixels` in
+an image of more than `MAX_PIXELS` is refused, as a bad sample like any other. `data.max_pixels` in
 a config, `--max-pixels` of `allstep data` and `allstep predict`, and `Transform(max_pixels=...)`
 set another limit.
 
@@ -14,7 +14,7 @@ MAX_PIXELS = 100_000_000
 
 
 MAX_NBYTES = 1 << 30
-"""Bytes of one picture, as stored.
+"""Bytes of one image, as stored.
 
 Decoders copy it, so a junk file of any size must not get there.
 """
@@ -24,7 +24,7 @@ def check_size(size: tuple[int, int], max_pixels: int) -> None:
     """Raise ValueError when `size` (height, width) is more than `max_pixels`, or none."""
     height, width = size
     if not height or not width:
-        raise ValueError(f"broken picture: {height} x {width} pixels")
+        raise ValueError(f"broken image: {height} x {width} pixels")
     if height * width > max_pixels:
         found = f"{height} x {width} pixels, {height * width / 1e6:.4g} million"
         remedy = "data.max_pixels or --max-pixels raises the limit"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Picture = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 """uint8 (height, width, channels)."""
 
 

@@ -35,7 +35,7 @@ def check_chunks(code: memoryview) -> None:
         stated = int.from_bytes(code[start : start + 4], "big")
         if stated - (end - start) > _MOST_MISSING:
             raise ValueError(
-                f"broken picture: the chunk {kind!r} states {stated} bytes, {end - start} are left"
+                f"broken image: the chunk {kind!r} states {stated} bytes, {end - start} are left"
             )
 
 

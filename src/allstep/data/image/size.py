@@ -1,4 +1,4 @@
-"""How large a picture is, by its header alone.
+"""How large an image is, by its header alone.
 
 | first bytes | size from |
 |---|---|
@@ -28,7 +28,7 @@ _ANOTHER = (SyntaxError, IndexError, TypeError, struct.error)
 
 
 def size_of(code: Any) -> Size:
-    """Return height and width of a file that is no JPEG; ValueError: no picture."""
+    """Return height and width of a file that is no JPEG; ValueError: no image."""
     if size := _at_fixed_places(bytes(code[:30])):
         return size
     with opened(code) as image:
@@ -36,16 +36,16 @@ def size_of(code: Any) -> Size:
 
 
 def opened(code: Any) -> Image.Image:
-    """Open a file with Pillow, which reads its header only; ValueError: no picture."""
+    """Open a file with Pillow, which reads its header only; ValueError: no image."""
     try:
         return _opened(code)
     except UnidentifiedImageError:
         raise ValueError(
-            f"not a picture: {len(code)} bytes that begin with {bytes(code[:8])!r}"
+            f"not an image: {len(code)} bytes that begin with {bytes(code[:8])!r}"
         ) from None
     # Pillow's plugins raise OSError, ValueError, EOFError ... for broken headers.
     except Exception as error:
-        raise ValueError(f"broken picture: {error}") from None
+        raise ValueError(f"broken image: {error}") from None
 
 
 def _opened(code: Any) -> Image.Image:

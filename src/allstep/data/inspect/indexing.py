@@ -1,10 +1,9 @@
-"""Indexes and checksums made now, rather than when a training run needs them (`allstep data
-index`).
+"""Build indexes and checksums before a training run needs them (`allstep data index`).
 
-Opening a source writes the indexes it lacks. TFRecords hold a checksum for each record; files in
-folders and tars, idx files and CIFAR-10's do not. For those a CRC32C of each sample can be stored:
-it says nothing about damage before, but finds every change after it, until new ones are stored.
-Where they cannot be written, that is an error.
+Opening a source writes the indexes that are missing. A TFRecord file has a checksum per record;
+class folders, tar files, idx files and CIFAR-10's files have none. For these, a CRC32C of each
+sample can be stored. It cannot detect earlier damage, but detects every later change, until new
+checksums are stored. It is an error if they cannot be written.
 """
 
 from pathlib import Path
@@ -19,8 +18,11 @@ from allstep.errors import DataError
 
 
 def store_checksums(source: Source, where: str | Path, progress: Progress | None = None) -> bool:
-    """Stores a CRC32C of each sample of `source`, opened at `where`; False where its format has one
-    already."""
+    """Store a CRC32C of each sample of `source`, which was opened at `where`.
+
+    Return False, and store none, if its format has checksums. Raise DataError for a source without
+    files. `progress` is called with (name, done, total).
+    """
     if isinstance(source, IdxSource | CifarSource):
         source.index_checksums(progress)
     elif isinstance(source, FolderSource):
@@ -31,7 +33,5 @@ def store_checksums(source: Source, where: str | Path, progress: Progress | None
     elif isinstance(source, TFRecordSource):
         return False
     else:
-        raise DataError(
-            f"{where}: samples of a {type(source).__name__} have no place for checksums"
-        )
+        raise DataError(f"{where}: a {type(source).__name__} cannot store checksums")
     return True

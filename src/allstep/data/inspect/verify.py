@@ -1,8 +1,7 @@
-"""Checks every sample of a source: its checksum, its label, and that its picture can be decoded,
-all of it.
+"""Check every sample of a source: its checksum, its label, and that its whole image can be decoded.
 
-A sample is good when a loader would deliver it. Bad ones are listed with file, offset and reason,
-in the order of the samples.
+A sample is good if a loader would deliver it. Bad samples are listed with file, offset and reason,
+in sample order.
 """
 
 from collections.abc import Callable
@@ -19,13 +18,13 @@ from allstep.data.sources.source import BadSample, Source
 
 _CHUNK = 32
 
-Told = Callable[[int, int, int], None]
-"""Told, as checking goes on: samples so far, of how many, bad ones so far."""
+VerifyProgress = Callable[[int, int, int], None]
+"""Called after each chunk: samples checked so far, samples in total, bad samples so far."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found."""
+    """The result of `verify`: how many samples were checked, and the bad ones."""
 
     num_samples: int
     bad: tuple[BadSample, ...]
@@ -35,23 +34,18 @@ def verify(
     source: Source,
     *,
     jobs: int | None = None,
-    progress: Told | None = None,
+    progress: VerifyProgress | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> Verified:
-    """Reads and decodes all samples of `source` with `jobs` threads (one for each core, unless
-    given).
+    """Read and decode all samples of `source` with `jobs` threads (default: one per core).
 
-    Pictures of more than `max_pixels` are bad, and not decoded.
+    Images of more than `max_pixels` are bad, and are not decoded.
     """
     bad: list[BadSample] = []
 
-    def check(piece: tuple[int, int]) -> tuple[int, list[BadSample]]:
-        found = [
-            problem
-            for number in range(*piece)
-            if (problem := what_is_wrong(source, number, max_pixels))
-        ]
-        return piece[1], found
+    def check(chunk: tuple[int, int]) -> tuple[int, list[BadSample]]:
+        problems = (find_problem(source, number, max_pixels) for number in range(*chunk))
+        return chunk[1], [problem for problem in problems if problem]
 
     with closing(ordered(check, chunks(len(source), _CHUNK), jobs or default_jobs())) as checked:
         for count, found in checked:
@@ -61,8 +55,8 @@ def verify(
     return Verified(len(source), tuple(bad))
 
 
-def what_is_wrong(source: Source, number: int, max_pixels: int = MAX_PIXELS) -> BadSample | None:
-    """Why sample `number` is bad; None when it is good."""
+def find_problem(source: Source, number: int, max_pixels: int = MAX_PIXELS) -> BadSample | None:
+    """Return why sample `number` is bad; None if it is good."""
     try:
         data = source.read(number).data
         if is_encoded(data):
@@ -75,5 +69,5 @@ def what_is_wrong(source: Source, number: int, max_pixels: int = MAX_PIXELS) -> 
 
 
 def is_encoded(data: Any) -> bool:
-    """Whether `data` is a picture's file rather than its pixels or other numbers."""
+    """Return whether `data` is an encoded image, rather than pixels or other numbers."""
     return not isinstance(data, np.ndarray) or data.ndim == 1

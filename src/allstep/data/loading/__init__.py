@@ -1,1 +1,1 @@
-"""What works behind `allstep.data.loading.loader`: memory, threads, processes, bad samples."""
+"""The loader and its parts: batch memory, threads, worker processes, list of bad samples."""

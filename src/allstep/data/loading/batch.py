@@ -1,8 +1,8 @@
-"""What a loader gives out: one rank's share of a global batch, as tensors.
+"""The batch that a loader returns: one rank's share of a global batch, as tensors.
 
 ```
-batch memory   (n, height, width, channels) uint8, contiguous       filled by the workers
-Batch.data     (n, channels, height, width), the same memory        channels-last strides: nothing is copied
+batch memory   (n, height, width, channels) uint8, contiguous    filled by the loader's workers
+Batch.data     (n, channels, height, width), the same memory     channels-last strides, no copy
 ```
 """
 
@@ -22,27 +22,33 @@ class Batch:
     """One rank's share of a global batch."""
 
     data: torch.Tensor
+    """Images as (n, channels, height, width), or the source's arrays without a transform."""
     target: torch.Tensor
+    """Targets of the samples, first dimension n; class numbers are int64."""
     samples: Numbers
-    """Numbers of the samples within their set."""
+    """Numbers of the samples within their dataset."""
     weight: int
-    """How many samples the share has; may be 0."""
+    """Number of samples in this share; may be 0."""
     epoch: int
+    """Epoch that the batch belongs to, from 0."""
     position: int
-    """Samples of the run before this global batch."""
+    """Number of samples of the run that precede this global batch."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Further features that the loader was asked for: an array where they stack, else a list."""
+    """Requested further features by name: an array if the values stack, otherwise a list."""
 
 
-def pictures_first(pictures: NDArray[Any]) -> torch.Tensor:
-    """(n, height, width, channels) as torch likes it, (n, channels, height, width), in the same
-    memory."""
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2)
+def images_first(images: NDArray[Any]) -> torch.Tensor:
+    """Return (n, height, width, channels) images as a (n, channels, height, width) tensor view."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
-class Mover:
-    """Takes tensors to a device. From pinned memory the copy runs beside the computation, and until
-    it is done the memory is held: freed earlier, it would be filled anew under the copy's hands."""
+class DeviceCopier:
+    """Copies tensors to `device` (default: CPU).
+
+    To a GPU, the copy from pinned memory runs on a stream of its own while the model computes. The
+    host tensor is held until the copy is done: batch memory that is released earlier would be
+    refilled while the GPU still reads it.
+    """
 
     def __init__(self, device: torch.device | str | None) -> None:
         self.device = torch.device(device) if device is not None else torch.device("cpu")
@@ -51,29 +57,29 @@ class Mover:
 
     @property
     def pins(self) -> bool:
-        """Whether batch memory should be pinned."""
+        """Return whether batch memory should be pinned: only for a GPU."""
         return self.device.type == "cuda"
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` on the device; itself when it is there."""
-        return self._beside(tensor) if self.pins else tensor.to(self.device)
+        """Return `tensor` on the device, or `tensor` itself if it is already there."""
+        return self._copy_async(tensor) if self.pins else tensor.to(self.device)
 
-    def _beside(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_async(self, tensor: torch.Tensor) -> torch.Tensor:
         current = torch.cuda.current_stream(self.device)
-        self._stream = self._stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             moved = tensor.to(self.device, non_blocking=True)
             done = self._stream.record_event()
         current.wait_event(done)
         moved.record_stream(current)
-        self._held = [(event, held) for event, held in self._held if not event.query()] + [
-            (done, tensor)
-        ]
+        self._held = [(event, held) for event, held in self._held if not event.query()]
+        self._held.append((done, tensor))
         return moved
 
 
 def to_tensor(target: NDArray[Any]) -> torch.Tensor:
-    """Targets as torch takes them: class numbers become int64, in the machine's byte order."""
+    """Return targets as a tensor in native byte order; class numbers become int64."""
     if target.ndim == 1 and target.dtype.kind in "iu":
         return torch.from_numpy(target.astype(np.int64, copy=False))
     return torch.from_numpy(target.astype(target.dtype.newbyteorder("="), copy=False))

@@ -1,4 +1,4 @@
-"""A source as a torch Dataset, for those who keep torch's own DataLoader.
+"""A source as a torch Dataset, for scripts that use torch's own DataLoader.
 
     dataset = as_dataset(source, transform, seed=0)
     loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True, num_workers=2)
@@ -6,9 +6,10 @@
         dataset.set_epoch(epoch)
         for data, target in loader: ...
 
-The pictures are those of `Loader` with the same seed, bit for bit: random numbers belong to (seed,
-epoch, sample), whoever draws them. The transform's batch part (mixup, normalisation) is left to the
-caller: `transform.on_batch`. A bad sample is an error here, since a Dataset cannot skip one.
+The images equal those of `Loader` with the same seed, bit for bit: random numbers are a function
+of (seed, epoch, sample) and do not depend on the process that draws them. The caller applies the
+transform's batch operations (mixup, normalization): `transform.on_batch`. A bad sample raises
+`BadSample`, since a Dataset cannot skip one.
 """
 
 from typing import Any
@@ -19,16 +20,16 @@ from torch.utils.data import Dataset
 
 from allstep.data.augment.transform import Transform
 from allstep.data.loading import fill
-from allstep.data.loading.batch import pictures_first
+from allstep.data.loading.batch import images_first
 from allstep.data.order import Numbers, some_of
 from allstep.data.sources.source import BadSample, Source
 
 
 class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
-    """Samples by index:
+    """Map-style dataset whose samples are `(data, target)`.
 
-    `(data, target)`, data as uint8 (channels, height, width), or the source's array without a
-    transform.
+    `data` is uint8 (channels, height, width), or the source's array if there is no transform.
+    `as_dataset` explains the arguments.
     """
 
     def __init__(
@@ -41,20 +42,24 @@ class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
         self.source, self.transform, self.seed = source, transform, seed
         self.numbers = None if numbers is None else some_of(numbers, len(source))
         self._epoch = torch.zeros(1, dtype=torch.int64)
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # seen by workers that live for many epochs
-        self._picture: Any = None
+        # Shared with DataLoader's persistent workers, which live for many epochs. torch's method
+        # has no annotations.
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._image: Any = None
 
     def __len__(self) -> int:
         return len(self.source) if self.numbers is None else len(self.numbers)
 
     @property
     def epoch(self) -> int:
-        """Which epoch's random numbers the pictures have."""
+        """Return the epoch whose random numbers the transform uses."""
         return int(self._epoch.item())
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on the pictures of that epoch, in all worker processes; call it between two
-        epochs."""
+        """Use the random numbers of `epoch` from now on, in all worker processes.
+
+        Call it between two epochs.
+        """
         self._epoch[0] = epoch
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
@@ -62,27 +67,24 @@ class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
             raise IndexError(f"the dataset has samples 0 to {len(self) - 1}, not {index}")
         number = index if self.numbers is None else int(self.numbers[index])
         sample = self.source.read(number)
-        target = (
-            sample.target
-            if not isinstance(sample.target, np.ndarray)
-            else torch.from_numpy(sample.target)
-        )
+        target = sample.target
+        if isinstance(target, np.ndarray):
+            target = torch.from_numpy(target)
         if self.transform is None:
             return torch.tensor(sample.data), target
-        return self._made(self.transform, number, sample.data), target
+        return self._transformed(self.transform, number, sample.data), target
 
-    def _made(self, transform: Transform, number: int, data: Any) -> torch.Tensor:
-        if self._picture is None:
-            self._picture = fill.picture_shape(transform, self.source.read(number))
-        shape, dtype = self._picture
+    def _transformed(self, transform: Transform, number: int, data: Any) -> torch.Tensor:
+        if self._image is None:
+            self._image = fill.image_shape(transform, self.source.read(number))
+        shape, dtype = self._image
         out = np.empty((1, *shape), dtype)
         try:
-            transform.one(
-                data, out[0], transform.draw(self.seed, self.epoch, np.array([number])), 0
-            )
+            draws = transform.draw(self.seed, self.epoch, np.array([number]))
+            transform.one(data, out[0], draws, 0)
         except ValueError as error:
             raise BadSample(number, self.source.place(number), str(error)) from error
-        return pictures_first(out)[0]
+        return images_first(out)[0]
 
 
 def as_dataset(
@@ -92,6 +94,10 @@ def as_dataset(
     seed: int = 0,
     numbers: Numbers | None = None,
 ) -> SourceDataset:
-    """`source` with `transform` as a map-style Dataset; `set_epoch` before each epoch, `numbers`
-    for some of the samples only."""
+    """Return `source` with `transform` as a map-style torch Dataset.
+
+    `transform` None (the default) returns the source's arrays as they are. `seed` (default 0) keys
+    the random numbers of the transform; call `set_epoch` before each epoch. `numbers` selects
+    samples of the source by number (default: all).
+    """
     return SourceDataset(source, transform, seed, numbers)

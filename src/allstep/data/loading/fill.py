@@ -1,15 +1,16 @@
-"""The work on samples: read, decode, augment into batch memory. The same function runs in threads,
-in worker processes and in a loop.
+"""Read, decode and augment samples into batch memory.
+
+Threads, worker processes and the caller's own loop all run the same function, `fill`:
 
 ```
-samples (numbers) --source.block + transform.many--> out, all at once       where samples are small arrays of one shape
-                  --source.read, transform.one-----> out[row], one by one   everywhere else, and
-                  when one of a block is bad
+sample numbers --source.block, transform.many--> out, as one block      small arrays of one shape
+               --source.read, transform.one----> out[row], one by one   all other samples, and
+                                                                        blocks with a bad sample
 ```
 
-A sample that cannot be read or decoded becomes a `BadSample` in `Rows.bad`; its row in `out` is
-undefined and `drop_bad` closes the gap. Without a transform nothing is decoded: arrays come as they
-are.
+A sample that cannot be read or decoded becomes a `BadSample` in `Rows.bad`. Its row in `out` is
+undefined; `drop_bad` removes it. Without a transform nothing is decoded: arrays stay as the source
+returns them.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,44 +26,51 @@ from allstep.data.random.draws import Draws
 from allstep.data.sources.source import BadSample, Block, Sample, Source
 from allstep.errors import ConfigError, DataError
 
-_TRIED = 8  # samples, to see whether they can be had in blocks
-_LOOKED_AT = 200  # samples that are tried for one that is not bad
+# Samples with which `gives_blocks` tries whether the source and the transform work in blocks.
+_BLOCK_TRIALS = 8
+# Samples that `look` reads at most until it finds a good one.
+_MAX_LOOKED_AT = 200
 
 
 class Stopped(Exception):
-    """Nobody wants the result any more."""
+    """Raised by work on samples when its result is no longer needed."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a worker must know; goes to worker processes as a pickle."""
+    """Everything that a worker needs to fill batches; pickled for worker processes."""
 
     source: Source
     transform: Transform | None = None
+    """Transform of the images; None leaves the source's arrays as they are."""
     seed: int = 0
+    """Key of the transform's random numbers."""
     fields: tuple[str, ...] = ()
+    """Names of further features to return with each sample."""
     blocks: bool = False
-    """Whether it is worth asking the source for many samples at once."""
+    """Whether to request many samples at once from the source (see `gives_blocks`)."""
 
     def draw(self, epoch: int, samples: Numbers) -> Draws | None:
-        """The random numbers of some samples."""
+        """Return the random numbers of `samples` in `epoch`; None without a transform."""
         return self.transform.draw(self.seed, epoch, samples) if self.transform else None
 
 
 @dataclass
 class Rows:
-    """What became of some samples, beside the pictures in batch memory."""
+    """The results for some samples, except the images, which are in batch memory."""
 
     target: NDArray[Any] | list[Any]
+    """Targets of the good samples."""
     data: NDArray[Any] | list[Any] | None = None
-    """The arrays as they are, where there is no transform."""
+    """The source's arrays if there is no transform, otherwise None."""
     fields: dict[str, list[Any]] = field(default_factory=dict)
+    """Values of the further features of the good samples, by name."""
     bad: dict[int, BadSample] = field(default_factory=dict)
-    """By row, counted from the first of these samples."""
+    """Bad samples by row, where row 0 is the first of these samples."""
 
 
 def never() -> bool:
-    """For work that nobody stops."""
+    """Return False: the default `stopped` function, for work that is never stopped."""
     return False
 
 
@@ -73,9 +81,9 @@ def fill(
     draws: Draws | None,
     stopped: Callable[[], bool] = never,
 ) -> Rows:
-    """Fills `out`, row i with `samples[i]` and `draws` row i.
+    """Fill row i of `out` with `samples[i]`, transformed with row i of `draws`; return the rest.
 
-    Raises `Stopped` soon after `stopped()` says so.
+    `stopped` is called between two samples; `Stopped` is raised once it returns True.
     """
     rows = _fill_block(recipe, samples, out, draws) if recipe.blocks else None
     return rows or _fill_one_by_one(recipe, samples, out, draws, stopped)
@@ -114,7 +122,7 @@ def _fill_one_by_one(
         except ValueError as error:
             rows.bad[row] = BadSample(number, recipe.source.place(number), str(error))
         except Exception as error:
-            error.add_note(f"while sample {number} ({recipe.source.place(number)}) was made ready")
+            error.add_note(f"while preparing sample {number} ({recipe.source.place(number)})")
             raise
     return rows
 
@@ -132,7 +140,7 @@ def _add(rows: Rows, sample: Sample, recipe: Recipe, number: int, kept: list[Any
 
 
 def drop_bad(array: NDArray[Any], bad: Sequence[int]) -> NDArray[Any]:
-    """`array` without the rows in `bad`, moved together where they lie."""
+    """Return `array` without the rows in `bad`; later rows move up in place."""
     if not bad:
         return array
     keep = np.setdiff1d(np.arange(len(array)), bad)
@@ -143,7 +151,11 @@ def drop_bad(array: NDArray[Any], bad: Sequence[int]) -> NDArray[Any]:
 
 
 def stack(values: Sequence[Any], like: Any, what: str) -> NDArray[Any]:
-    """Values of samples as one array; `like`, one of them, says what no values look like."""
+    """Return the values of samples as one array.
+
+    `like` is one such value: the shape and dtype of the result if `values` is empty. `what` names
+    the values in error messages.
+    """
     if not values:
         example = np.asarray(0 if like is None else like)
         return np.empty((0, *example.shape), example.dtype)
@@ -153,19 +165,19 @@ def stack(values: Sequence[Any], like: Any, what: str) -> NDArray[Any]:
         shapes = sorted({np.shape(value) for value in values})
         raise DataError(
             f"the {what} of a batch do not stack: they have the shapes"
-            f" {', '.join(map(str, shapes[:4]))}; a transform that ends at one size, or `fields=`,"
-            " which may be lists, can deliver them"
+            f" {', '.join(map(str, shapes[:4]))}; use a transform with one output size, or request"
+            " them with `fields=`, which returns lists"
         ) from error
     if array.dtype.kind not in "biufc":
         raise DataError(
-            f"the {what} are {type(values[0]).__name__}, which no tensor holds; deliver them with"
-            " `fields=`"
+            f"the {what} are {type(values[0]).__name__}, which cannot become a tensor; request them"
+            " with `fields=`"
         )
     return array
 
 
 def stack_field(values: list[Any]) -> NDArray[Any] | list[Any]:
-    """Values of a further feature: an array where they are numbers of one shape, else the list."""
+    """Return an array if the values are numbers of one shape, otherwise `values` itself."""
     try:
         array = np.stack([np.asarray(value) for value in values])
     except ValueError:
@@ -174,8 +186,8 @@ def stack_field(values: list[Any]) -> NDArray[Any] | list[Any]:
 
 
 def look(source: Source, numbers: Numbers) -> Sample | None:
-    """The first good one of some samples, to see what they look like; None when none is."""
-    for number in numbers[:_LOOKED_AT].tolist():
+    """Return the first good sample, as an example of all; None if the first 200 are bad."""
+    for number in numbers[:_MAX_LOOKED_AT].tolist():
         try:
             return source.read(number)
         except BadSample:
@@ -184,15 +196,18 @@ def look(source: Source, numbers: Numbers) -> Sample | None:
 
 
 def check_fit(recipe: Recipe, like: Sample | None) -> None:
-    """ConfigError when what was asked for is wrong for a sample that is good, and so, by all
-    appearances, for every one."""
+    """Raise ConfigError if the recipe does not fit the good sample `like`.
+
+    What does not fit one good sample most probably fits none; without this check every sample
+    would be reported as bad.
+    """
     if like is None:
         return
     missing = [name for name in recipe.fields if name not in like.fields]
     if missing:
         there = ", ".join(map(repr, sorted(like.fields))) or "none"
         raise ConfigError(
-            f"the samples have no feature {missing[0]!r}; further features that they have: {there}"
+            f"the samples have no feature {missing[0]!r}; available further features: {there}"
         )
     if (
         recipe.transform is not None
@@ -200,18 +215,18 @@ def check_fit(recipe: Recipe, like: Sample | None) -> None:
         and like.data.dtype != np.uint8
     ):
         raise ConfigError(
-            f"a transform works on pictures of uint8, and the samples are {like.data.dtype} arrays"
-            f" of shape {like.data.shape}: store them as uint8, or leave the transform out and"
-            " change the batches yourself"
+            f"a transform expects images of uint8, found {like.data.dtype} arrays of shape"
+            f" {like.data.shape}: store them as uint8, or omit the transform and process the"
+            " batches in the training script"
         )
 
 
 def gives_blocks(source: Source, transform: Transform | None, numbers: Numbers) -> bool:
-    """Whether many samples can be had at once, and made ready at once: some are tried.
+    """Return whether the source reads, and the transform processes, many samples at once.
 
-    Those that are bad say nothing.
+    Tries up to 8 samples, spread over `numbers`; bad ones are ignored.
     """
-    some = numbers[:: max(1, len(numbers) // _TRIED)][:_TRIED]
+    some = numbers[:: max(1, len(numbers) // _BLOCK_TRIALS)][:_BLOCK_TRIALS]
     good = [
         number for number in some.tolist() if isinstance(source.block(np.array([number])), Block)
     ]
@@ -219,23 +234,24 @@ def gives_blocks(source: Source, transform: Transform | None, numbers: Numbers) 
     if block is None or transform is None:
         return block is not None
     try:
-        shape, dtype = picture_shape(transform, Sample(block.data[0]))
-    except ConfigError:  # it is raised again where it can be explained
+        shape, dtype = image_shape(transform, Sample(block.data[0]))
+    except ConfigError:
+        # `image_shape` raises it again when the loader starts.
         return False
     out = np.empty((len(good), *shape), dtype)
     return transform.many(block.data, out, transform.draw(0, 0, np.array(good)))
 
 
-def picture_shape(
+def image_shape(
     transform: Transform, like: Sample | None
 ) -> tuple[tuple[int, int, int], np.dtype[Any]]:
-    """Shape and type of a picture in batch memory."""
+    """Return shape (height, width, channels) and dtype of an image in batch memory."""
     if transform.shape is not None:
         return transform.shape, np.dtype(np.uint8)
     if like is None or not isinstance(like.data, np.ndarray) or like.data.ndim not in (2, 3):
         raise ConfigError(
-            "the transform does not say how large its pictures are, and the samples are not arrays"
-            " of one shape: begin it with RandomResizedCrop(224), or another crop or resize"
+            "the transform does not set the size of its images, and the samples are not arrays"
+            " of one shape: start it with RandomResizedCrop(224), or another crop or resize"
         )
     height, width, *channels = like.data.shape
     return (height, width, channels[0] if channels else 1), np.dtype(like.data.dtype)

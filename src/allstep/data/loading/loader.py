@@ -2,23 +2,21 @@
 of time.
 
 ```
-order.plan          which samples, batch after batch           pure functions of (seed, epoch, position)
+order.plan           the samples of each batch, a pure function of (seed, epoch, position)
    |
-share.Share         a share on its way, cut into pieces        rows in recycled batch memory
-(memory)
+share.Share          one share, cut into chunks, with rows in recycled batch memory (memory)
    |
-machinery           threads, or processes, fill the pieces     some shares ahead, no more (prefetch,
-fill, workers, workers_process)
-   |
-loader.Loader       bad samples out (quarantine), to the device, the transform's batch part
-   |
+pipeline.Machinery   threads or processes fill the chunks of at most `ahead` shares
+   |                 (prefetch, fill, workers, processes, worker_process)
+loader.Loader        drops bad samples (quarantine), copies to the device, runs the transform's
+   |                 batch operations
 Batch
 ```
 
-Position counts samples of the run and is the loader's whole state: `for batch in loader` goes on
-where a run with any number of workers stopped. It counts what was delivered, not what was read
-ahead. Within an epoch every sample comes once, and a sample that is bad leaves its batch one
-smaller, so neither moves the others.
+The position, a number of samples of the run, is the loader's whole state: `for batch in loader`
+continues where a run with any number of workers stopped. It counts samples that were delivered, not
+those read ahead. Each sample occurs once in an epoch. A bad sample makes its batch one sample
+smaller; it does not shift the samples of other batches.
 """
 
 import logging
@@ -36,7 +34,7 @@ import torch
 from allstep.data import order
 from allstep.data.augment.transform import Transform
 from allstep.data.loading import fill, workers
-from allstep.data.loading.batch import Batch, Mover, pictures_first, to_tensor
+from allstep.data.loading.batch import Batch, DeviceCopier, images_first, to_tensor
 from allstep.data.loading.fill import Recipe
 from allstep.data.loading.pipeline import Machinery
 from allstep.data.loading.quarantine import Quarantine, WholeEpoch, default_budget, path_of_rank
@@ -53,14 +51,25 @@ _LOG = logging.getLogger("allstep.data")
 
 
 class Loader:
-    """Reads `source` in an order that is keyed by `seed` and the epoch, and gives out batches.
+    """Batches of `source`, in an order that depends on `seed` and the epoch.
 
-    `batch` counts the samples of all workers together; `batch_per_worker` is the other way to say
-    it. `seed=None` keeps the samples as they lie (evaluation). `numbers` restricts the loader to
-    some samples of the source. `partition` is explained in `order`. `workers` threads or processes
-    (`kind`) fill at most `ahead` batches ahead of time; "auto" measures. Bad samples are skipped
-    and listed in the file `quarantine`, up to `budget` of them; with `strict` the first is an
-    error. `fields` names further features to deliver. Batches come on `device`.
+    - `transform`: operations on images and batches; None (default) returns the source's arrays.
+    - `batch`: samples of a global batch, over all ranks; or `batch_per_worker`: samples per rank.
+      Exactly one of the two is required.
+    - `world`: rank and size of this process (default: a single process).
+    - `seed`: key of the order and of the augmentation (default 0); None keeps the order of the
+      source, for evaluation.
+    - `partition`: how ranks divide the samples, "share" (default) or "whole" (see `order`).
+    - `numbers`: the samples of the source to use, by number (default: all).
+    - `workers`: number of loader threads or processes; 0 does the work in the caller; "auto"
+      (default) is at most the number of this rank's cores.
+    - `kind`: "threads", "processes" or "auto" (default), which measures what is faster.
+    - `ahead`: batches to prepare ahead of time (default: 2 to 8, from the number of workers).
+    - `strict`: raise an error at the first bad sample. Otherwise bad samples are skipped, up to
+      `budget` of them (default: the larger of 100 and 0.1% of the samples), and listed in the
+      file `quarantine` (default: not listed).
+    - `device`: device of the batches (default: CPU).
+    - `fields`: names of further features to return in `Batch.fields`.
     """
 
     def __init__(
@@ -91,24 +100,19 @@ class Loader:
         self.position = 0
         self._world, self._reader = world, _reader(self.num_samples, seed, world, partition)
         self.batch = _global_batch(batch, batch_per_worker, world.size)
-        self._workers, self._kind, self._ahead, self._fields = (
-            _checked(workers, kind, ahead),
-            kind,
-            ahead,
-            tuple(fields),
-        )
-        self._mover = Mover(device)
+        self._workers, self._kind = _checked(workers, kind, ahead), kind
+        self._ahead, self._fields = ahead, tuple(fields)
+        self._to_device = DeviceCopier(device)
         path = path_of_rank(quarantine, world.rank) if quarantine is not None else None
-        self._quarantine = Quarantine(
-            default_budget(self.num_samples) if budget is None else budget, strict=strict, path=path
-        )
+        budget = default_budget(self.num_samples) if budget is None else budget
+        self._quarantine = Quarantine(budget, strict=strict, path=path)
         self._ready: Machinery | None = None
 
     @property
     def batch(self) -> int:
-        """Samples of one global batch.
+        """Return the number of samples of one global batch.
 
-        A new value counts from the next batch on, also within an epoch.
+        A new value takes effect with the next batch, also within an epoch.
         """
         return self._batch
 
@@ -116,13 +120,13 @@ class Loader:
     def batch(self, batch: int) -> None:
         self._batch = _whole("batch", batch)
         if self._batch < 1:
-            raise ConfigError(f"a batch has at least 1 sample, not {batch}")
+            raise ConfigError(f"batch={batch}: expected at least 1 sample")
 
     @property
     def position(self) -> int:
-        """Samples of the run that were delivered, over all workers.
+        """Return the number of samples of the run delivered so far, over all ranks.
 
-        It may be set; a loop that is under way then ends.
+        Setting it ends a loop over the loader that is under way.
         """
         return self._position
 
@@ -132,18 +136,20 @@ class Loader:
 
     @property
     def num_bad(self) -> int:
-        """Samples that this worker found bad and skipped, with those of an earlier run's list that
-        it goes on with."""
+        """Return the number of bad samples that this rank skipped.
+
+        Bad samples that an earlier run wrote into the same quarantine list are included.
+        """
         return self._quarantine.num_bad
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Return the number of batches of a whole epoch."""
         return -(-self.num_samples // self.batch)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches from `position` to the end of its epoch; `position` moves along.
+        """Yield the batches from `position` to the end of its epoch; advance `position` with each.
 
-        A loop in which somebody else moves it ends.
+        The loop ends early if other code sets `position`.
         """
         if not self.num_samples:
             return
@@ -156,15 +162,14 @@ class Loader:
                     return
 
     def batches(self, position: int = 0, stop: int | None = None) -> Iterator[Batch]:
-        """The batches from `position` to `stop` of the run, for those who keep the position
-        themselves.
+        """Return the batches from `position` to `stop`; the loader's own position stays unchanged.
 
-        When nobody says, `stop` is the end of the epoch that `position` is in.
+        `position` and `stop` count samples of the run. The default of `stop` is the end of the
+        epoch that `position` is in.
         """
         position = _not_negative("position", position)
-        return self._only_batches(
-            position, self._epoch_end(position) if stop is None else _whole("stop", stop)
-        )
+        stop = self._epoch_end(position) if stop is None else _whole("stop", stop)
+        return self._only_batches(position, stop)
 
     def _only_batches(self, position: int, stop: int) -> Iterator[Batch]:
         with closing(self._stream(position, stop)) as stream:
@@ -173,36 +178,34 @@ class Loader:
                 del batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what must be the same for it to mean the same."""
+        """Return the position, and the settings that a loader must share to continue from it."""
         return {"position": self.position, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a loader of the same set, with any number of workers and any batch, was
-        when `state` was taken."""
+        """Continue from the position in `state`, which `state_dict` returned.
+
+        The dataset, seed and partition must be those of the earlier loader; the number of workers
+        and the batch may differ. Raises DataError otherwise.
+        """
         for name, ours in self._identity().items():
             if state.get(name, ours) != ours:
                 raise DataError(
                     f"the loader's state was saved with {name}={state[name]!r}, this loader has"
                     f" {name}={ours!r}: its position {state['position']} would name other samples;"
-                    " use the set and the seed of the earlier run"
+                    " use the dataset and the seed of the earlier run"
                 )
         self.position = state["position"]
 
     def describe(self) -> str:
-        """One line: what is read, in which batches, by whom."""
+        """Return one line: samples, batch, transform and the loader's workers."""
         steps = "as they are" if self.transform is None else repr(self.transform)
-        mine = (
-            f", of which this worker is {self._world.rank} of {self._world.size}"
-            if self._world.size > 1
-            else ""
-        )
-        return (
-            f"{self.num_samples} samples in batches of {self.batch}{mine}; {steps};"
-            f" {self._machinery().crew}"
-        )
+        rank, size = self._world.rank, self._world.size
+        mine = f", of which this is rank {rank} of {size}" if size > 1 else ""
+        batches = f"{self.num_samples} samples in batches of {self.batch}{mine}"
+        return f"{batches}; {steps}; {self._machinery().crew}"
 
     def close(self) -> None:
-        """Ends worker processes, if there are any. They also end with the loader."""
+        """End the loader's worker processes, if any; deleting the loader does so too."""
         if self._ready is not None:
             self._ready.close()
         self._ready = None
@@ -218,9 +221,9 @@ class Loader:
         }
 
     def _stream(self, position: int, stop: int) -> Generator[tuple[Batch, int], None, None]:
-        """Batches, each with the position after it.
+        """Yield batches, each with the position after it.
 
-        What was read ahead is dropped when the size of batches changes.
+        Shares that were read ahead are discarded when the batch size changes.
         """
         whole_epoch = WholeEpoch(self.num_samples)
         while self.num_samples and position < stop:
@@ -250,10 +253,10 @@ class Loader:
 
     def _machinery(self) -> Machinery:
         if self._ready is None or self._ready.pid != os.getpid():
-            self._ready = self._made_ready()
+            self._ready = self._new_machinery()
         return self._ready
 
-    def _made_ready(self) -> Machinery:
+    def _new_machinery(self) -> Machinery:
         some = self._named(np.arange(min(self.num_samples, workers.ENOUGH)))
         blocks = not self._fields and fill.gives_blocks(self.source, self.transform, some)
         recipe = Recipe(self.source, self.transform, self.seed or 0, self._fields, blocks)
@@ -262,15 +265,15 @@ class Loader:
         cores = workers.cores_per_rank(self._world.local_size)
         crew = workers.choose(self._workers, self._kind, cores, recipe, some)
         _LOG.info("loader: %s", crew)
-        machinery = Machinery(recipe, crew, like, self._ahead, pin=self._mover.pins)
+        machinery = Machinery(recipe, crew, like, self._ahead, pin=self._to_device.pins)
         weakref.finalize(self, machinery.close)
         return machinery
 
     def _to_batch(self, span: Span, filled: Filled) -> Batch:
         for bad in filled.bad:
             self._quarantine.note(bad, span.epoch)
-        data = _as_it_is(filled.data) if self.transform is None else pictures_first(filled.data)
-        data, target = self._mover(data), self._mover(to_tensor(filled.target))
+        data = _as_it_is(filled.data) if self.transform is None else images_first(filled.data)
+        data, target = self._to_device(data), self._to_device(to_tensor(filled.target))
         if self.transform is not None and filled.draws is not None:
             data, target = self.transform.on_batch(
                 data, target, filled.draws, len(self.source.classes) or None
@@ -280,8 +283,10 @@ class Loader:
 
 
 def _as_it_is(array: Any) -> torch.Tensor:
-    """An array of the source's as a tensor: in the machine's byte order, and not the source's own
-    memory."""
+    """Return the source's array as a tensor in native byte order.
+
+    A read-only array is copied, so that the tensor never shares the source's own memory.
+    """
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(native if native.flags.writeable else native.copy())
 
@@ -290,8 +295,7 @@ def _checked(count: int | str, kind: str, ahead: int | None) -> int | str:
     workers.check(count, kind)
     if ahead is not None and ahead < 1:
         raise ConfigError(
-            f"at least 1 batch is made ready ahead of time, not {ahead}; without any of it:"
-            " workers=0"
+            f"ahead={ahead}: expected at least 1 batch; workers=0 loads no batch ahead of time"
         )
     return count
 
@@ -301,23 +305,23 @@ def _reader(n: int, seed: int | None, world: World, partition: Partition) -> Rea
         raise ConfigError(f"partition is 'share' or 'whole', not {partition!r}")
     if partition == "whole" and seed is None:
         raise ConfigError(
-            "partition='whole' gives each worker an order of its own, so it needs a seed"
+            "partition='whole' requires a seed, since each rank has an order of its own"
         )
     return Reader(n, seed, world.rank, world.size, partition)
 
 
 def _global_batch(batch: int | None, per_worker: int | None, size: int) -> int:
     if (batch is None) == (per_worker is None):
-        given = f"batch={batch} and batch_per_worker={per_worker}"
+        found = f"batch={batch}, batch_per_worker={per_worker}"
         raise ConfigError(
-            f"give the size of a batch in one way: {given} are {'both' if batch else 'neither'}"
-            " there"
+            "expected one of batch and batch_per_worker, found"
+            f" {'both' if batch else 'neither'} ({found})"
         )
     return batch if batch is not None else _whole("batch_per_worker", per_worker) * size
 
 
 def _whole(name: str, value: Any) -> int:
-    """`value` as Python's own int: numpy's would pass for it, but not everywhere."""
+    """Return `value` as a Python int; other integer types, such as numpy's, are converted."""
     try:
         return operator.index(value)
     except TypeError:
@@ -327,6 +331,6 @@ def _whole(name: str, value: Any) -> int:
 def _not_negative(name: str, value: Any) -> int:
     if (number := _whole(name, value)) < 0:
         raise ConfigError(
-            f"{name} counts samples from the beginning of the run, from 0 on; it cannot be {number}"
+            f"{name}={number}: expected a number of samples from the start of the run, 0 or more"
         )
     return number

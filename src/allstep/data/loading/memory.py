@@ -1,18 +1,19 @@
-"""Memory for batches, used again when nobody holds the batch any more.
+"""Memory for batches, reused as soon as no reference to the batch is left.
 
-Fresh memory costs: the kernel clears each page at its first touch, about as long as a resize of a
-picture takes to fill it. So a batch's memory comes back to a free list when the last array, tensor
-or view of it is gone, and never before:
+New memory is slow: the kernel clears each page at its first use, which takes about as long as
+resizing an image into it. So the memory of a batch returns to a free list when the last array,
+tensor or view of it is deleted, and never earlier:
 
 ```
-buffer (ours)  <--memoryview--  array  <--- slices, torch.from_numpy(...), tensor views (all keep the array alive)
-      ^                            :
-      +---------free list----------+  a weak reference says when the array is gone
+buffer  <--memoryview--  array  <--- slices, torch.from_numpy(...), tensor views
+   ^                       :         (all of them keep the array alive)
+   +-------free list-------+  a weak reference reports that the array was deleted
 ```
 
-numpy shortens chains of views to their first owner, but not beyond an array that was made from a
-memoryview: every view holds that one. Three kinds of buffer: plain, pinned (for a GPU), and shared
-with other processes (a memfd: no name, so nothing is left in /dev/shm whatever happens).
+numpy shortens a chain of views to the first owner, but not beyond an array that was made from a
+memoryview: every view keeps that array alive. There are three kinds of buffer: plain, pinned (for a
+GPU), and shared with other processes (a memfd, which has no name, so that nothing remains in
+/dev/shm even after a kill).
 """
 
 import mmap
@@ -31,7 +32,7 @@ from allstep.errors import AllstepError
 
 
 class Buffer:
-    """Memory of this process."""
+    """Memory of this process, `nbytes` bytes."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -39,7 +40,7 @@ class Buffer:
 
 
 class PinnedBuffer(Buffer):
-    """Memory that a GPU copies from by itself."""
+    """Page-locked memory, from which a GPU copies asynchronously."""
 
     def __init__(self, nbytes: int) -> None:
         import torch
@@ -49,53 +50,55 @@ class PinnedBuffer(Buffer):
 
 
 class SharedBuffer(Buffer):
-    """Memory that other processes map: they get `fd`, and know it by `number`."""
+    """Memory that worker processes map: they receive `fd`, and identify it by `number`."""
 
     _numbers = count()
-    alive: set[int] = set()  # noqa: RUF012  # the numbers of all that live, in this process
+    # Numbers of all shared buffers of this process that exist; shared by all instances on purpose.
+    alive: set[int] = set()  # noqa: RUF012
 
     def __init__(self, nbytes: int) -> None:
         _check_room(nbytes)
         self.nbytes, self.number = nbytes, next(self._numbers)
         self.fd = os.memfd_create("allstep-batch", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(self.fd, 0, nbytes)  # an error now, not a SIGBUS later
+            # A lack of memory is an error here instead of a SIGBUS at the first use.
+            os.posix_fallocate(self.fd, 0, nbytes)
             self.raw = mmap.mmap(self.fd, nbytes)
         except OSError as error:
             os.close(self.fd)
-            raise AllstepError(
-                f"no memory for a batch of {nbytes} bytes: {error.strerror}; a smaller batch or"
-                " `ahead` may help"
-            ) from error
+            raise _no_memory(nbytes, error.strerror) from error
         self.alive.add(self.number)
-        weakref.finalize(self, _let_go, self.fd, self.number).atexit = False
+        weakref.finalize(self, _release, self.fd, self.number).atexit = False
 
 
 def _check_room(nbytes: int) -> None:
-    """Before the kernel takes from others, or kills, to give us what is not there."""
+    """Raise AllstepError if the memory is not available, before the kernel swaps or kills."""
     available = machine.memory().available
     if nbytes > available:
-        raise AllstepError(
-            f"no memory for a batch of {nbytes} bytes: {available} are available; a smaller batch"
-            " or `ahead` may help"
-        )
+        raise _no_memory(nbytes, f"{available} bytes are available")
 
 
-def _let_go(fd: int, number: int) -> None:
+def _no_memory(nbytes: int, reason: str | None) -> AllstepError:
+    return AllstepError(
+        f"no memory for a batch of {nbytes} bytes: {reason}; reduce the batch or `ahead`"
+    )
+
+
+def _release(fd: int, number: int) -> None:
     SharedBuffer.alive.discard(number)
     os.close(fd)
 
 
 class _Lease(weakref.ref[NDArray[np.uint8]]):
-    """A note that a buffer is lent, as long as the array lives that was made of it."""
+    """A weak reference to the array on a lent buffer; the lease ends with the array."""
 
     buffer: Buffer
 
 
 class Memory:
-    """Lends buffers and takes them back.
+    """A pool of buffers for batches.
 
-    `keep` free ones are kept at most; `make` makes a new one of so many bytes.
+    `keep` is the maximum number of free buffers; `make` creates a buffer of a number of bytes.
     """
 
     def __init__(self, keep: int, make: Callable[[int], Buffer] = Buffer) -> None:
@@ -105,7 +108,7 @@ class Memory:
         self._returned: deque[_Lease] = deque()
 
     def take(self, shape: tuple[int, ...], dtype: Any = np.uint8) -> tuple[Buffer, NDArray[Any]]:
-        """An array of that shape, its content arbitrary, and the buffer it lies in."""
+        """Return a buffer and an uninitialized array of `shape` in it."""
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape)) * dtype.itemsize
         self._collect()
@@ -115,8 +118,8 @@ class Memory:
         return buffer, array[:nbytes].view(dtype).reshape(shape)
 
     def _note(self, buffer: Buffer, array: NDArray[np.uint8]) -> None:
-        # The callback is a C function: Python code there would swallow a Ctrl-C that comes while it
-        # runs, and may run in any thread.
+        # The callback is a C function: Python code in it would swallow a Ctrl-C that arrives while
+        # it runs, and could run in any thread.
         lease = _Lease(array, self._returned.append)
         lease.buffer = buffer
         self._lent[id(lease)] = lease
@@ -129,7 +132,7 @@ class Memory:
                 self._free.append(lease.buffer)
 
     def _fitting(self, nbytes: int) -> Buffer:
-        """A free buffer that is large enough; those too small for today's batches are dropped."""
+        """Return a free or new buffer of at least `nbytes`; drop free ones that are too small."""
         while self._free:
             buffer = self._free.pop()
             if buffer.nbytes >= nbytes:

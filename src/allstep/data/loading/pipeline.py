@@ -1,9 +1,10 @@
-"""What a loader makes ready at its first batch and uses until its end: the recipe, who works on it,
-memory, and worker processes.
+"""What a loader creates at its first batch and uses until it is closed: the recipe, the choice of
+threads or processes, batch memory and worker processes.
 
 ```
-Machinery.layout(share)   how a share is cut up and where it lies
-Machinery.run(shares)     the same shares, filled: in the caller's own time, by threads, or by threads that drive processes
+Machinery.layout(share)   chunk size and memory of a share
+Machinery.run(shares)     the same shares, filled: by the caller, by threads, or by threads of which
+                          each drives one worker process
 ```
 """
 
@@ -23,24 +24,29 @@ from allstep.data.order import Span
 from allstep.data.sources.source import Sample
 from allstep.errors import ConfigError
 
-# Samples handed to a thread at once, at most: microseconds of handing out against milliseconds of
-# decoding.
-_PIECE = 16
-# The same for a process. A question and its answer take 0.2 ms of this process's time, so they must
-# be few.
-_PIECE_SENT = 64
-# Pieces that there should be for each process when all shares are under way: those it was sent, and
-# one to follow.
-_PIECES_EACH = DEPTH + 1
-# seconds until processes that are stuck in a sample are ended: starting others takes about as long
-PATIENCE = 1.0
-# bytes of the pictures that are gathered and augmented at once: more leave the cache and fault in
-# fresh pages
-_BLOCK = 400_000
+# Maximum number of samples in a chunk for a thread: handing out a chunk takes microseconds,
+# decoding it milliseconds.
+_MAX_CHUNK = 16
+# Maximum number of samples in a chunk for a process. A request and its reply take 0.2 ms of this
+# process's time, so there must be few of them.
+_MAX_CHUNK_SENT = 64
+# Minimum number of chunks per process over all shares under way: those that it was sent, and the
+# next one.
+_CHUNKS_PER_PROCESS = DEPTH + 1
+# Seconds until processes that are stuck in a sample are ended: starting new ones takes about as
+# long.
+STOP_TIMEOUT = 1.0
+# Bytes of images that are gathered and augmented as one block: more do not fit the cache and cause
+# page faults.
+_BLOCK_NBYTES = 400_000
 
 
 class Machinery:
-    """`like` is some sample, `ahead` as the user gave it, and memory is pinned with `pin`."""
+    """Recipe, workers and memory of one loader, in one process.
+
+    `like` is some good sample, if there is one; `ahead` is the user's setting (None: 2 to 8
+    shares); `pin` allocates pinned batch memory.
+    """
 
     def __init__(
         self, recipe: Recipe, crew: Crew, like: Sample | None, ahead: int | None, *, pin: bool
@@ -52,49 +58,57 @@ class Machinery:
         shared = crew.kind == "processes" and crew.count > 0
         make: type[Buffer] = SharedBuffer if shared else PinnedBuffer if pin else Buffer
         self.memory = Memory(self.ahead + 2, make)
-        self.picture: tuple[int, int, int] | None = None
+        self.image: tuple[int, int, int] | None = None
         self.dtype = np.dtype(np.uint8)
         if recipe.transform is not None:
-            self.picture, self.dtype = fill.picture_shape(recipe.transform, like)
+            self.image, self.dtype = fill.image_shape(recipe.transform, like)
         else:
             _refuse_encoded(like)
 
     def layout(self, share: int) -> ShareLayout:
-        """For shares of about `share` samples."""
-        return ShareLayout(self.memory, self.picture, self.dtype, self._piece(share), self.like)
+        """Return chunk size and memory for shares of about `share` samples."""
+        return ShareLayout(self.memory, self.image, self.dtype, self._chunk_size(share), self.like)
 
-    def _piece(self, share: int) -> int:
-        """Samples of a piece: blocks that fit the cache; all, where arrays are only copied; else
-        few, for all workers to have some."""
-        if self.recipe.blocks and self.picture is not None:
-            return max(1, _BLOCK // (math.prod(self.picture) * self.dtype.itemsize))
+    def _chunk_size(self, share: int) -> int:
+        """Return the number of samples of a chunk.
+
+        A block that is augmented should fit the cache. A block that is only copied is the whole
+        share. Otherwise chunks are small enough for every worker to get some of the share.
+        """
+        if self.recipe.blocks and self.image is not None:
+            return max(1, _BLOCK_NBYTES // (math.prod(self.image) * self.dtype.itemsize))
         if self.recipe.blocks:
             return share
         if self.crew.kind == "processes":
-            return self._piece_sent(share)
-        return max(1, min(_PIECE, share // (2 * max(1, self.crew.count))))
+            return self._chunk_size_sent(share)
+        return max(1, min(_MAX_CHUNK, share // (2 * max(1, self.crew.count))))
 
-    def _piece_sent(self, share: int) -> int:
-        """As few pieces as keep all processes busy over the shares under way, all of about one
-        size."""
+    def _chunk_size_sent(self, share: int) -> int:
+        """Return the chunk size for processes.
+
+        The chunks are about equal, and as few as keep all processes busy over the shares under way.
+        """
         num_samples = share * (self.ahead + 1)
-        largest = max(1, min(_PIECE_SENT, num_samples // (_PIECES_EACH * max(1, self.crew.count))))
+        largest = max(
+            1, min(_MAX_CHUNK_SENT, num_samples // (_CHUNKS_PER_PROCESS * max(1, self.crew.count)))
+        )
         return -(-share // -(-share // largest)) if share else 1
 
     def run(self, shares: Iterator[Share]) -> Generator[tuple[Span, Filled], None, None]:
-        """The shares, filled."""
+        """Yield the shares in order, filled, each with its span."""
         if not self.crew.count:
-            return prefetch.one_after_the_other(shares, workers.work_here)
+            return prefetch.fill_on_demand(shares, workers.fill_chunk)
         if self.crew.kind == "threads":
-            return prefetch.ahead_of_time(
-                shares, [workers.begin_here] * self.crew.count, self.ahead
-            )
+            return prefetch.fill_ahead(shares, [workers.begin_chunk] * self.crew.count, self.ahead)
         return self._run_in_processes(shares)
 
     def _run_in_processes(
         self, shares: Iterator[Share]
     ) -> Generator[tuple[Span, Filled], None, None]:
-        """By processes of an earlier loop that are free; a loop inside a loop has its own."""
+        """Fill the shares in worker processes.
+
+        Idle processes of an earlier loop are reused; a loop inside a loop starts its own.
+        """
         processes = next((crew for crew in self._processes if crew.free and not crew.broken), None)
         if processes is None:
             processes = Processes(self.recipe, self.crew.count)
@@ -102,8 +116,8 @@ class Machinery:
         processes.free = False
         try:
             begins = [link.begin for link in processes.links]
-            yield from prefetch.ahead_of_time(
-                shares, begins, self.ahead, DEPTH, processes.cancel, PATIENCE
+            yield from prefetch.fill_ahead(
+                shares, begins, self.ahead, DEPTH, processes.cancel, STOP_TIMEOUT
             )
         finally:
             processes.free = True
@@ -112,7 +126,7 @@ class Machinery:
                 processes.close()
 
     def close(self) -> None:
-        """Ends all processes."""
+        """End all worker processes."""
         for processes in self._processes:
             processes.close()
         self._processes = []
@@ -121,6 +135,6 @@ class Machinery:
 def _refuse_encoded(like: Sample | None) -> None:
     if like is not None and isinstance(like.data, bytes | bytearray | memoryview):
         raise ConfigError(
-            "the samples are encoded pictures, and nothing says how to make arrays of them: "
-            "Loader(source, Transform(RandomResizedCrop(224)), ...), or another transform"
+            "the samples are encoded images, and there is no transform to decode them: use"
+            " Loader(source, Transform(RandomResizedCrop(224)), ...), or another transform"
         )

@@ -1,22 +1,22 @@
-"""Works ahead of whoever uses the batches: threads fill the pieces of the next shares, in the order
-in which they will be wanted.
+"""Fill shares ahead of the consumer: threads fill the chunks of the next shares, in the order of
+consumption.
 
 ```
-consumer    next() --tops up--> shares under way (at most `ahead` beyond the one in use)       back-pressure: no more are begun
-               ^                      | pieces
-               |                      v
-            wait for the         queue of pieces --> thread 0, 1, ... --> work(share, piece)
-            oldest share  <----------------------------------'
+consumer    next() --adds--> shares under way: at most `ahead` beyond the one in use
+               ^                   | chunks       (back-pressure: no more are started)
+               |                   v
+            wait for the      queue of chunks --> thread 0, 1, ... --> work(share, chunk)
+            oldest share <-----------------------------------'
 ```
 
-A thread does the work itself or sends the piece to its process and waits (`begin` is given).
-Waiting costs no time: the queue and the events block in the kernel without the GIL. A process is
-sent up to `depth` pieces: a thread that sleeps takes 0.1 to 0.2 ms to wake on a virtual machine,
-and meanwhile the process works on the next piece. Threads live as long as one iteration. They end
-when it does, whatever ends it: its last batch, `break`, an exception, Ctrl-C, or the garbage
-collector. Each looks between two samples whether it should.
+A thread fills a chunk itself, or sends it to its worker process and waits; the argument `begins`
+decides which. Waiting costs no CPU time: the queue and the events block in the kernel without the
+GIL. A process is sent up to `depth` chunks: a sleeping thread takes 0.1 to 0.2 ms to wake on a
+virtual machine, and meanwhile the process works on the next chunk. Threads live as long as one
+iteration, however it ends: by its last batch, `break`, an exception, Ctrl-C or garbage collection.
+Each thread checks between two samples whether it should stop.
 
-An error of a share is raised when its turn comes, after the batches before it were delivered.
+The error of a share is raised in its turn, after the preceding batches were delivered.
 """
 
 import atexit
@@ -34,17 +34,16 @@ from allstep.data.loading.share import Filled, Share
 from allstep.data.order import Span
 from allstep.errors import AllstepError
 
-PATIENCE = (
-    5.0  # seconds that a thread may take to notice that it is over: as long as one sample takes
-)
+# Seconds to wait for a thread to notice the end of the iteration: enough for one sample.
+STOP_TIMEOUT = 5.0
 Work = Callable[[Share, slice, "Stop"], Rows]
 Finish = Callable[[], Rows]
 Begin = Callable[[Share, slice, "Stop"], Finish]
-"""Begins a piece. What it returns waits for the end of the piece, and is called once."""
+"""Function that starts work on a chunk. It returns a function, called once, that waits for it."""
 
 
 class Stop:
-    """Whether it is over. Callable, so that work can ask."""
+    """Flag that an iteration has ended; calling it returns the flag."""
 
     def __init__(self) -> None:
         self.now = False
@@ -53,31 +52,32 @@ class Stop:
         return self.now
 
 
-def one_after_the_other(
+def fill_on_demand(
     shares: Iterator[Share], work: Work
 ) -> Generator[tuple[Span, Filled], None, None]:
-    """Without any threads: each share is filled when it is asked for."""
+    """Yield the shares in order, each filled without threads when it is requested."""
     stop = Stop()
     for share in shares:
-        for piece in share.pieces:
-            share.put(piece, work(share, piece, stop))
+        for chunk in share.chunks:
+            share.put(chunk, work(share, chunk, stop))
         yield share.span, share.wait()
 
 
-def ahead_of_time(
+def fill_ahead(
     shares: Iterator[Share],
     begins: Sequence[Begin],
     ahead: int,
     depth: int = 1,
     on_stop: Callable[[], None] = lambda: None,
-    patience: float | None = None,
+    timeout: float | None = None,
 ) -> Generator[tuple[Span, Filled], None, None]:
-    """The shares in their order, filled by one thread for each of `begins`, `depth` pieces at a
-    time.
+    """Yield the shares in order, filled by one thread for each function in `begins`.
 
-    `on_stop` hears of the end before threads are awaited, for `patience` seconds at most.
+    At most `ahead` shares beyond the one in use are under way; a thread has at most `depth` chunks
+    under way. At the end, `on_stop` is called, and then the threads are joined for at most
+    `timeout` seconds in total (default: `STOP_TIMEOUT`).
     """
-    crew = _Crew(begins, depth, on_stop, PATIENCE if patience is None else patience)
+    crew = _Crew(begins, depth, on_stop, STOP_TIMEOUT if timeout is None else timeout)
     under_way: deque[Share] = deque()
     try:
         while True:
@@ -92,7 +92,8 @@ def ahead_of_time(
             span = share.span
             del share
             yield span, filled
-            del filled  # else its memory could not be used for the batch after the next
+            # Otherwise its memory could not be reused for the batch after the next.
+            del filled
     finally:
         crew.close()
 
@@ -101,9 +102,9 @@ class _Crew:
     """The threads of one iteration."""
 
     def __init__(
-        self, begins: Sequence[Begin], depth: int, on_stop: Callable[[], None], patience: float
+        self, begins: Sequence[Begin], depth: int, on_stop: Callable[[], None], timeout: float
     ) -> None:
-        self._pid, self._patience = os.getpid(), patience
+        self._pid, self._timeout = os.getpid(), timeout
         self._stop, self._on_stop = Stop(), on_stop
         self._queue: SimpleQueue[tuple[Share, slice] | None] = SimpleQueue()
         self._threads = [
@@ -120,20 +121,20 @@ class _Crew:
         _CREWS.add(self)
 
     def give(self, share: Share) -> None:
-        """Its pieces are worked on after those given before."""
-        for piece in share.pieces:
-            self._queue.put((share, piece))
+        """Queue the chunks of `share` behind those of earlier shares."""
+        for chunk in share.chunks:
+            self._queue.put((share, chunk))
 
     def check_process(self) -> None:
-        """A forked process has a copy of this object, but none of the threads."""
+        """Raise AllstepError in a forked process: it has a copy of this object, but no threads."""
         if os.getpid() != self._pid:
             raise AllstepError(
                 f"this iteration over a loader belongs to process {self._pid}, of which this"
-                f" process ({os.getpid()}) is a fork: begin a new `for batch in loader` here"
+                f" process ({os.getpid()}) is a fork: start a new `for batch in loader` here"
             )
 
     def close(self) -> None:
-        """All threads end; waits for them, but not for ever."""
+        """End all threads; wait for them until the timeout."""
         if os.getpid() != self._pid or self._stop.now:
             return
         self._stop.now = True
@@ -141,11 +142,10 @@ class _Crew:
         for _ in self._threads:
             self._queue.put(None)
         self._on_stop()
-        limit = time.monotonic() + self._patience
+        limit = time.monotonic() + self._timeout
         for thread in self._threads:
-            if (
-                thread is not threading.current_thread()
-            ):  # the garbage collector may run in any of them
+            # The garbage collector may call this in one of these threads.
+            if thread is not threading.current_thread():
                 thread.join(max(0.0, limit - time.monotonic()))
         _CREWS.discard(self)
 
@@ -153,7 +153,7 @@ class _Crew:
 def _run(
     queue: "SimpleQueue[tuple[Share, slice] | None]", begin: Begin, stop: Stop, depth: int
 ) -> None:
-    """Begins pieces until `depth` are under way or none is there, then finishes the oldest."""
+    """Start chunks until `depth` are under way or the queue is empty, then finish the oldest."""
     begun: deque[tuple[Share, slice, Finish]] = deque()
     over = False
     while begun or not over:
@@ -166,29 +166,29 @@ def _run(
             _begin(*item, begin, stop, begun)
         elif begun:
             _finish(*begun.popleft())
-        # While this thread waits for the next piece it must not hold the memory of the last.
+        # While this thread waits for the next chunk, it must not hold the memory of the last one.
         del item
 
 
 def _begin(
     share: Share,
-    piece: slice,
+    chunk: slice,
     begin: Begin,
     stop: Stop,
     begun: deque[tuple[Share, slice, Finish]],
 ) -> None:
     try:
         if not share.failed:
-            begun.append((share, piece, begin(share, piece, stop)))
+            begun.append((share, chunk, begin(share, chunk, stop)))
     except Stopped:
         pass
     except BaseException as error:
         share.fail(error)
 
 
-def _finish(share: Share, piece: slice, finish: Finish) -> None:
+def _finish(share: Share, chunk: slice, finish: Finish) -> None:
     try:
-        share.put(piece, finish())
+        share.put(chunk, finish())
     except Stopped:
         pass
     except BaseException as error:
@@ -208,6 +208,6 @@ _CREWS: "weakref.WeakSet[_Crew]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that still decodes while the interpreter is taken down could crash it."""
+    """End all threads at exit: one that decodes during interpreter shutdown could crash it."""
     for crew in list(_CREWS):
         crew.close()

@@ -1,22 +1,22 @@
-"""Worker processes, as the loader sees them: each is driven by one thread of `prefetch`, over one
+"""The loader's side of its worker processes: each is driven by one thread of `prefetch`, over one
 socket.
 
 ```
-thread i  --piece: samples, place in batch memory (the memory itself, a file descriptor, when it is new)-->  process i (workers_main)
-          <--targets, fields, bad samples; or the error with its
-          traceback----------------------------------
+thread i  --request: sample numbers, range of batch memory-->                 process i
+            (and the memory's file descriptor, if it is new)                  (worker_process)
+          <--reply: targets, fields, bad samples; or the error with traceback--
 ```
 
-A process is sent the next piece before it has answered the last (`DEPTH`), so that it need not wait
-for this process to wake up between two pieces. Answers come in the order of the questions.
+A process is sent the next chunk before it has replied to the last (`DEPTH`), so that it need not
+wait between two chunks for this process to wake up. Replies arrive in the order of the requests.
 
-Pictures never pass through the socket: the process writes them into the batch memory that both map.
-Recipe and functions are sent by cloudpickle, so functions of a script or a notebook need no module
-and no `if __name__ == "__main__"`. One number in shared memory says up to which piece everything is
-cancelled; processes look at it between two samples.
+Images do not pass through the socket: the process writes them into the batch memory that both
+processes map. Recipe and functions are sent with cloudpickle, so functions of a script or a
+notebook need no module and no `if __name__ == "__main__"`. One number in shared memory is the
+serial number up to which all chunks are cancelled; processes check it between two samples.
 
-A process ends when its socket does or its parent dies (it watches both). One that was killed is an
-error at once, since the socket ends with it.
+A worker process ends when its socket closes or its parent ends; it watches both. A worker process
+that was killed is noticed immediately, since its end closes the socket.
 """
 
 import math
@@ -44,11 +44,13 @@ from allstep.errors import AllstepError, ConfigError
 
 _LENGTH = struct.Struct("<Q")
 DEPTH = 2
-"""Pieces that a process has at most."""
-# Bytes of a question that a socket takes without waiting for its reader, by far. A longer one is
-# sent to an idle process only: one that is itself waiting for us to take an answer would not read.
+"""Maximum number of chunks that a process has been sent and has not completed."""
+# Bytes of a request that a socket safely accepts before its reader reads. A longer request is sent
+# only to an idle process: a busy one may itself wait for this process to read a reply, and then
+# neither would read.
 _ROOM = 32 << 10
-_GRACE = 2.0  # seconds that a process has to end by itself
+# Seconds that a process has to end before it is killed.
+_GRACE = 2.0
 _ONE_THREAD = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -60,7 +62,7 @@ _ONE_THREAD = (
 class Processes:
     """`num` worker processes for one recipe.
 
-    They serve one iteration at a time; `free` says that there is none.
+    They serve one iteration at a time; `free` is True while there is none.
     """
 
     def __init__(self, recipe: Recipe, num: int) -> None:
@@ -71,147 +73,149 @@ class Processes:
         self._lock = threading.Lock()
         self._last = 0
         self.links = [Link(self, number) for number in range(num)]
-        for link in self.links:  # all are starting by now
-            with suppress(OSError):  # one that is dead is found when it is needed
+        # All processes are starting by now. One that has ended is detected at its first use.
+        for link in self.links:
+            with suppress(OSError):
                 send(link.sock, payload, [self._cell.fd])
 
     @property
     def broken(self) -> bool:
-        """Whether one of them is dead, or, between two iterations, stuck in a piece that nobody
-        wants any more."""
+        """Return whether a process has ended or is stuck.
+
+        Stuck, between two iterations, is one that still works on a cancelled chunk.
+        """
         return any(link.busy or link.process.poll() is not None for link in self.links)
 
     def serial(self) -> int:
-        """A number for the next piece; the threads of all links ask."""
+        """Return the serial number of the next chunk; thread-safe."""
         with self._lock:
             self._last += 1
             return self._last
 
     def cancel(self) -> None:
-        """Nobody wants what was asked for so far."""
+        """Cancel all chunks requested so far."""
         self._cell.write(self._last)
 
     def close(self) -> None:
-        """Ends them all; a second time does nothing. They are not a fork's to end."""
+        """End all processes; a no-op the second time, and in a fork of their parent."""
         if os.getpid() != self._pid:
             return
         for link in self.links:
-            link.hang_up()
+            link.disconnect()
         for link in self.links:
             link.end()
         self._cell.close()
 
 
-class _Asked:
-    """A question that a process was sent: about which samples, and the answer once it is there."""
+class _Request:
+    """A request to a process: its samples, and the reply once it has arrived."""
 
     def __init__(self, samples: list[int], stop: Stop) -> None:
         self.samples, self.stop = samples, stop
-        self.answer: bytes | None = None
+        self.reply: bytes | None = None
 
 
 class Link:
-    """One process and the socket to it, for one thread."""
+    """One worker process and the socket to it; used by one thread."""
 
     def __init__(self, crew: Processes, number: int) -> None:
-        self._hung_up = False
-        self._unanswered: deque[_Asked] = deque()
+        self._disconnected = False
+        self._unanswered: deque[_Request] = deque()
         self._serial, self._number = crew.serial, number
-        self._known: set[int] = set()  # numbers of the buffers that the process has mapped
+        # Numbers of the buffers that the process has mapped.
+        self._known: set[int] = set()
         self.sock, theirs = socket.socketpair()
         self.process = _start(theirs)
         theirs.close()
 
     @property
     def busy(self) -> bool:
-        """Whether it owes an answer."""
+        """Return whether a reply is outstanding."""
         return bool(self._unanswered)
 
-    def begin(self, share: Share, piece: slice, stop: Stop) -> Finish:
-        """Has a piece filled by the process; what comes back waits for that."""
+    def begin(self, share: Share, chunk: slice, stop: Stop) -> Finish:
+        """Send a chunk to the process; return a function that waits until it is filled."""
         serial = self._serial()
-        # Asked after the number was taken: `cancel` comes after the stop, and so knows all numbers
-        # that are under way.
+        # Checked after the serial number was taken: `cancel` follows the stop, and so covers all
+        # numbers that are under way.
         if stop():
             raise Stopped
-        question, fds = self._question(share, piece, serial)
-        asked = _Asked(share.samples[piece].tolist(), stop)
+        message, fds = self._message(share, chunk, serial)
+        request = _Request(share.samples[chunk].tolist(), stop)
         try:
-            while self._unanswered and len(question) > _ROOM:
+            while self._unanswered and len(message) > _ROOM:
                 self._receive()
-            self._unanswered.append(asked)
-            send(self.sock, question, fds)
+            self._unanswered.append(request)
+            send(self.sock, message, fds)
         except (OSError, EOFError) as error:
-            raise self._lost(asked) from error
-        return partial(self._finish, asked)
+            raise self._lost(request) from error
+        return partial(self._finish, request)
 
-    def _finish(self, asked: _Asked) -> Rows:
+    def _finish(self, request: _Request) -> Rows:
         try:
-            while asked.answer is None:
+            while request.reply is None:
                 self._receive()
         except (OSError, EOFError) as error:
-            raise self._lost(asked) from error
-        return _opened(pickle.loads(asked.answer), self.process.pid)
+            raise self._lost(request) from error
+        return _rows_of(pickle.loads(request.reply), self.process.pid)
 
     def _receive(self) -> None:
-        """Takes the next answer, which belongs to the oldest question."""
-        answer, _ = receive(self.sock)
-        self._unanswered.popleft().answer = answer
+        """Receive the next reply, which belongs to the oldest request."""
+        reply, _ = receive(self.sock)
+        self._unanswered.popleft().reply = reply
 
-    def _lost(self, asked: _Asked) -> Exception:
-        """What it means that the socket has ended."""
-        if asked.stop():
+    def _lost(self, request: _Request) -> Exception:
+        """Return the exception for a closed socket: a stop, a closed loader, or a lost process."""
+        if request.stop():
             return Stopped()
-        if self._hung_up:
-            return AllstepError("the loader was closed within a loop over it; a new loop may begin")
-        return AllstepError(self._obituary(asked.samples))
+        if self._disconnected:
+            return AllstepError("the loader was closed within a loop over it; start a new loop")
+        return AllstepError(self._describe_end(request.samples))
 
-    def _question(self, share: Share, piece: slice, serial: int) -> tuple[bytes, list[int]]:
-        """A piece as a message, and the memory that the process has not mapped yet."""
-        out, buffer = share.rows_of(piece), share.buffer
-        question: dict[str, Any] = {
+    def _message(self, share: Share, chunk: slice, serial: int) -> tuple[bytes, list[int]]:
+        """Return the request for a chunk, and descriptors of memory new to the process."""
+        out, buffer = share.rows_of(chunk), share.buffer
+        message: dict[str, Any] = {
             "serial": serial,
             "epoch": share.span.epoch,
-            "samples": share.samples[piece],
+            "samples": share.samples[chunk],
         }
         fds: list[int] = []
         if isinstance(buffer, SharedBuffer) and out is not None:
             row = out[0:1].nbytes if len(out) else 0
-            question |= {"shape": out.shape, "dtype": out.dtype.str, "offset": piece.start * row}
-            question |= {"buffer": buffer.number, "nbytes": buffer.nbytes, "forget": self._dead()}
+            message |= {"shape": out.shape, "dtype": out.dtype.str, "offset": chunk.start * row}
+            message |= {"buffer": buffer.number, "nbytes": buffer.nbytes, "forget": self._freed()}
             fds = [] if buffer.number in self._known else [buffer.fd]
             self._known.add(buffer.number)
-        return pickle.dumps(question), fds
+        return pickle.dumps(message), fds
 
-    def _dead(self) -> list[int]:
-        gone = self._known - SharedBuffer.alive
-        self._known -= gone
-        return list(gone)
+    def _freed(self) -> list[int]:
+        freed = self._known - SharedBuffer.alive
+        self._known -= freed
+        return list(freed)
 
-    def _obituary(self, samples: list[int]) -> str:
+    def _describe_end(self, samples: list[int]) -> str:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GRACE)
         code = self.process.returncode
-        how = (
-            f"was killed by {_signal(-code)}"
-            if code is not None and code < 0
-            else f"ended with status {code}"
-        )
-        hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
+        how = f"ended with status {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {_signal(-code)}"
+        hint = "; the kernel does this when memory runs out" if code == -signal.SIGKILL else ""
         return (
             f"worker process {self._number} of the loader (pid {self.process.pid}) {how} while it"
-            f" worked on the samples {samples}{hint}; workers=0 runs the same in this process"
+            f" worked on the samples {samples}{hint}; workers=0 does the same work in this process"
         )
 
-    def hang_up(self) -> None:
-        """Tells the process to end."""
-        self._hung_up = True
+    def disconnect(self) -> None:
+        """Close the socket, which makes the process end."""
+        self._disconnected = True
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
     def end(self) -> None:
-        """Waits for its end, and makes it end if it must."""
+        """Wait until the process has ended; kill it after the grace period."""
         try:
             self.process.wait(_GRACE)
         except subprocess.TimeoutExpired:
@@ -219,8 +223,8 @@ class Link:
             self.process.wait()
 
 
-class _Nowhere:
-    """A file that keeps nothing, and takes at most `limit` bytes."""
+class _ByteLimit:
+    """A file that discards its content, and raises ValueError after `limit` bytes."""
 
     def __init__(self, limit: float) -> None:
         self.limit, self.left = limit, limit
@@ -233,11 +237,12 @@ class _Nowhere:
         return nbytes
 
 
-def cannot_travel(thing: Any, limit: float = math.inf) -> str | None:
-    """Why `thing` cannot be sent to another process, or not in `limit` bytes; None when it can."""
+def why_not_sendable(thing: Any, limit: float = math.inf) -> str | None:
+    """Return why `thing` cannot be pickled in `limit` bytes; None if it can."""
     try:
-        cloudpickle.dump(thing, _Nowhere(limit))
-    except Exception as error:  # whatever a user's __reduce__ or __getstate__ raises
+        cloudpickle.dump(thing, _ByteLimit(limit))
+    # A user's __reduce__ or __getstate__ may raise anything.
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -247,16 +252,15 @@ def _pickled(recipe: Recipe) -> bytes:
         payload: bytes = cloudpickle.dumps(recipe)
     except Exception as error:
         operations = recipe.transform.operations if recipe.transform else ()
-        culprit = next((each for each in operations if cannot_travel(each)), recipe.source)
+        culprit = next((each for each in operations if why_not_sendable(each)), recipe.source)
         raise ConfigError(
-            f"{culprit!r} cannot be sent to worker processes: {error}; kind='threads' needs no"
-            " sending"
+            f"{culprit!r} cannot be sent to worker processes: {error}; kind='threads' sends nothing"
         ) from error
     return payload
 
 
 class Cell:
-    """One number in memory that processes share; made here, or mapped from `fd`."""
+    """One number in memory that processes share; created, or mapped from `fd`."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = os.memfd_create("allstep-cancelled", os.MFD_CLOEXEC) if fd is None else fd
@@ -264,20 +268,17 @@ class Cell:
         self._map = mmap.mmap(self.fd, mmap.PAGESIZE)
 
     def read(self) -> int:
-        """The number."""
+        """Return the number."""
         value: int = _LENGTH.unpack_from(self._map)[0]
         return value
 
     def write(self, value: int) -> None:
-        """Sets it; eight bytes that are aligned are written at once.
-
-        Nobody hears of it after `close`.
-        """
+        """Set the number; a no-op after `close`. Writes of eight aligned bytes are atomic."""
         if self.fd >= 0:
             _LENGTH.pack_into(self._map, 0, value)
 
     def close(self) -> None:
-        """Lets go of it; closing twice does nothing."""
+        """Unmap the memory; a no-op the second time."""
         if self.fd >= 0:
             self._map.close()
             os.close(self.fd)
@@ -285,7 +286,7 @@ class Cell:
 
 
 def send(sock: socket.socket, message: bytes, fds: list[int]) -> None:
-    """One message; the descriptors travel with its length."""
+    """Send one message; the descriptors `fds` are attached to its header."""
     header = _LENGTH.pack(len(message))
     if fds:
         socket.send_fds(sock, [header], fds)
@@ -295,7 +296,7 @@ def send(sock: socket.socket, message: bytes, fds: list[int]) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """One message and its descriptors. EOFError when the other side is gone."""
+    """Return one message and its descriptors; raise EOFError if the peer closed the socket."""
     header, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, 4)
     header += _exactly(sock, _LENGTH.size - len(header))
     return _exactly(sock, _LENGTH.unpack(header)[0]), list(fds)
@@ -306,7 +307,7 @@ def _exactly(sock: socket.socket, nbytes: int) -> bytes:
     while nbytes:
         part = sock.recv(min(nbytes, 1 << 20))
         if not part:
-            raise EOFError("the other side is gone")
+            raise EOFError("the peer closed the socket")
         parts.append(part)
         nbytes -= len(part)
     return b"".join(parts)
@@ -331,21 +332,23 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _opened(answer: dict[str, Any], pid: int) -> Rows:
-    if "rows" in answer:
-        rows: Rows = answer["rows"]
+def _rows_of(reply: dict[str, Any], pid: int) -> Rows:
+    if "rows" in reply:
+        rows: Rows = reply["rows"]
         return rows
-    if "stopped" in answer:
+    if "stopped" in reply:
         raise Stopped
-    raise _rebuilt(answer, pid)
+    raise _rebuilt(reply, pid)
 
 
-def _rebuilt(answer: dict[str, Any], pid: int) -> BaseException:
-    """The process's error with its traceback as a note; one that cannot be pickled is told by its
-    last line."""
+def _rebuilt(reply: dict[str, Any], pid: int) -> BaseException:
+    """Return the error of a worker process, with its traceback as a note.
+
+    An error that cannot be pickled becomes an AllstepError with the last line of the traceback.
+    """
     try:
-        error = pickle.loads(answer["error"])
+        error = pickle.loads(reply["error"])
     except Exception:
-        error = AllstepError(f"a worker process of the loader failed: {answer['last_line']}")
-    error.add_note(f"in worker process {pid} of the loader:\n{answer['traceback']}")
+        error = AllstepError(f"a worker process of the loader failed: {reply['last_line']}")
+    error.add_note(f"in worker process {pid} of the loader:\n{reply['traceback']}")
     return error if isinstance(error, BaseException) else AllstepError(str(error))

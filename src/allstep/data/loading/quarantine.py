@@ -1,15 +1,15 @@
-"""Bad samples: counted, listed and skipped, until there are too many.
+"""Bad samples: counted, listed and skipped; too many of them are an error.
 
-Each goes as one line of JSON into the quarantine list, where a list was asked for:
+If the user names a quarantine list, each bad sample becomes one line of JSON in it:
 
     {"number": 17, "file": "train-00003.tfrecord", "offset": 91023, "reason": "the checksum of the
     data is wrong", "epoch": 0}
 
-A sample that is bad again in a later epoch is listed and counted once; so is one that an earlier
-run wrote into the same list, which therefore counts in the budget of a run that resumes. The list
-is opened for each line, so that it is whole after a kill; a disk that is full is a warning, since
-the run can do without the list. Each rank writes a file of its own: rank 0 the one that was named,
-rank 3 one called `quarantine-rank3.jsonl`.
+A sample that is bad in several epochs is listed and counted once. Samples that an earlier run wrote
+into the same list count as well, so a resumed run keeps its budget. The list is opened for each
+line, so that it is complete after a kill. A full disk is only a warning, since the run does not
+depend on the list. Each rank writes a file of its own: rank 0 the named file, rank 3 for instance
+`quarantine-rank3.jsonl`.
 """
 
 import json
@@ -22,23 +22,29 @@ from allstep.data.sources.source import BadSample, Place
 from allstep.errors import DataError
 from allstep.files.bounded import MAX_JSON, open_to_append, read_regular
 
-_SHOWN = 3  # bad samples that an error quotes
-_FEW = 10  # samples of a worker that may all be bad by chance
+# Number of bad samples that an error message quotes.
+_SHOWN = 3
+# Number of samples of one rank below which all may be bad by chance.
+_FEW = 10
 
 
 def default_budget(n: int) -> int:
-    """How many of n samples may be bad when nobody says: 100, or 0.1% of a large set."""
+    """Return how many of n samples may be bad by default: the larger of 100 and 0.1% of n."""
     return max(100, n // 1000)
 
 
 def path_of_rank(path: Path | str, rank: int) -> Path:
-    """The list of `rank` when that of rank 0 is called `path`."""
+    """Return the path of the list of `rank`, where `path` is that of rank 0."""
     path = Path(path)
     return path if rank == 0 else path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
 
 
 class Quarantine:
-    """What is known to be bad. More than `budget` are an error; none may be with `strict`."""
+    """The known bad samples of one rank.
+
+    More than `budget` bad samples are an error; with `strict` the first one is. `path` is the list
+    to continue and extend (None: no list).
+    """
 
     def __init__(self, budget: int, *, strict: bool = False, path: Path | None = None) -> None:
         self.budget, self.strict, self.path = budget, strict, path
@@ -50,12 +56,14 @@ class Quarantine:
 
     @property
     def num_bad(self) -> int:
-        """How many samples were found bad, each counted once."""
+        """Return the number of samples found bad, each counted once."""
         return len(self._numbers)
 
     def note(self, bad: BadSample, epoch: int) -> None:
-        """Counts one, if it is new; raises DataError when there are too many, also when that was
-        said before."""
+        """Count and list `bad` if it is new.
+
+        Raises DataError if there are too many, also on every further call.
+        """
         if bad.number not in self._numbers:
             self._add(bad)
             self._write(bad, epoch)
@@ -81,7 +89,7 @@ class Quarantine:
             self._can_write = False
             message = (
                 f"{self.path}: bad samples can no longer be listed: {error.strerror or error}; the"
-                " run goes on"
+                " run continues"
             )
             warnings.warn(escaped(message), RuntimeWarning, stacklevel=2)
 
@@ -90,11 +98,11 @@ class Quarantine:
         where = (
             f"all are listed in {self.path}"
             if self._can_write
-            else "`quarantine=` names a file for a list of all"
+            else "set `quarantine=` to a file to list all"
         )
         advice = (
-            "`allstep data verify` checks the whole set, and a larger `budget` lets the run go on"
-            " without them"
+            "`allstep data verify` checks the whole dataset, and with a larger `budget` the run"
+            " continues without them"
         )
         return (
             f"{self.num_bad} samples are bad, more than the {self.budget} allowed; the first:"
@@ -103,23 +111,22 @@ class Quarantine:
 
 
 class WholeEpoch:
-    """Notices when a whole epoch had nothing good for this worker: that is no damage, something is
-    wrong with all samples.
+    """Detects that a whole epoch had no good sample for this rank.
 
-    A worker of many has few samples of a small set, and all of them may be bad while others go on;
-    so it takes `_FEW` of them, or all there are.
+    In that case single files are not damaged: something is wrong with all samples. One of many
+    ranks has few samples of a small dataset, and all of these may be bad by chance, so it takes
+    `_FEW` bad samples, or all samples of the dataset.
     """
 
     def __init__(self, n: int) -> None:
-        self._n, self._good, self._bad = (
-            n,
-            1,
-            0,
-        )  # an epoch that was entered half-way counts as good
+        # An epoch that starts in the middle counts as good: its first samples were not checked.
+        self._n, self._good, self._bad = n, 1, 0
 
     def check(self, start: int, stop: int, bad: Sequence[BadSample], good: int) -> None:
-        """After a global batch that went from `start` to `stop` of its epoch; DataError when it was
-        the last and nothing was good."""
+        """Count the samples of a global batch that covers `start` to `stop` of its epoch.
+
+        Raises DataError if it is the last one and the epoch had no good sample.
+        """
         if start == 0:
             self._good = self._bad = 0
         self._good += good
@@ -133,18 +140,16 @@ class WholeEpoch:
 
 
 def _listed(path: Path) -> Iterator[BadSample]:
-    """What a list has already, once each; lines that are not ours or were torn by a kill say
-    nothing."""
+    """Yield the bad samples of an existing list, each once; skip lines that cannot be parsed.
+
+    Such lines come from other programs, or from a kill in the middle of a line.
+    """
     seen = set()
     try:
-        lines = (
-            read_regular(path, MAX_JSON).decode(errors="replace").splitlines()
-            if path.is_file()
-            else []
-        )
+        content = read_regular(path, MAX_JSON) if path.is_file() else b""
     except OSError:
         return
-    for line in lines:
+    for line in content.decode(errors="replace").splitlines():
         try:
             fields = json.loads(line)
             bad = BadSample(

@@ -1,10 +1,11 @@
-"""One rank's share of a global batch on its way: cut into pieces that workers fill in any order,
-then put together.
+"""One rank's share of a global batch while it is filled: cut into chunks that workers fill in any
+order, then assembled.
 
 ```
-samples   | 0 1 2 3 4 5 6 7 | 8 9 ...        | ...      |     pieces: few samples each, so that handing one out costs little
+samples   | 0 1 2 3 4 5 6 7 | 8 9 ...        | ...      |   chunks of a few samples
 workers   | thread 1        | thread 2       | thread 1 |
-out       [ rows in batch memory, each piece its own    ]     whoever finishes the last piece puts the share together
+out       [ batch memory, a range of rows per chunk     ]   the thread that finishes the last
+                                                            chunk assembles the share
 ```
 """
 
@@ -25,21 +26,23 @@ from allstep.data.sources.source import BadSample, Sample
 
 @dataclass(frozen=True)
 class ShareLayout:
-    """How shares lie in memory."""
+    """Memory, image shape and chunk size of the shares of one iteration."""
 
     memory: Memory
-    picture: tuple[int, int, int] | None
-    """Height, width, channels; None without a transform."""
+    """Pool that provides the batch memory."""
+    image: tuple[int, int, int] | None
+    """Height, width and channels of an image; None without a transform."""
     dtype: np.dtype[Any]
+    """Type of the pixels."""
     piece: int
-    """Samples of a piece."""
+    """Number of samples of a chunk."""
     like: Sample | None
-    """Some sample, which says what an empty share looks like."""
+    """Some good sample: gives shape and dtype of an empty share."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """A share that is ready: its good samples and the bad ones."""
+    """A complete share: data of its good samples, and its bad samples."""
 
     data: NDArray[Any]
     target: NDArray[Any]
@@ -50,23 +53,23 @@ class Filled:
 
 
 class Share:
-    """Pieces are filled by `put(piece, rows)`, once each; `wait` then gives what `assemble` made of
-    them."""
+    """A share that workers fill.
+
+    `put(chunk, rows)` is called once for each chunk; `wait` then returns the assembled share.
+    """
 
     def __init__(self, recipe: Recipe, layout: ShareLayout, span: Span, samples: Numbers) -> None:
         self.recipe, self.layout, self.span, self.samples = recipe, layout, span, samples
         size = max(1, layout.piece)
-        self.pieces = [
+        self.chunks = [
             slice(i, min(i + size, len(samples))) for i in range(0, len(samples), size)
         ] or [slice(0, 0)]
         self.buffer: Buffer | None = None
         self.out: NDArray[Any] | None = None
-        if layout.picture is not None:
-            self.buffer, self.out = layout.memory.take(
-                (len(samples), *layout.picture), layout.dtype
-            )
-        self._rows: list[Rows | None] = [None] * len(self.pieces)
-        self._missing = len(self.pieces)
+        if layout.image is not None:
+            self.buffer, self.out = layout.memory.take((len(samples), *layout.image), layout.dtype)
+        self._rows: list[Rows | None] = [None] * len(self.chunks)
+        self._missing = len(self.chunks)
         self._draws: Draws | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -75,27 +78,29 @@ class Share:
 
     @property
     def failed(self) -> bool:
-        """Whether a piece of it failed, so that the others are not needed."""
+        """Return whether a chunk failed, so that the others need not be filled."""
         return self._error is not None
 
-    def draws(self, piece: slice) -> Draws | None:
-        """The random numbers of a piece; those of the whole share are drawn together, by whoever
-        comes first."""
+    def draws(self, chunk: slice) -> Draws | None:
+        """Return the random numbers of a chunk.
+
+        The first caller draws those of the whole share at once.
+        """
         with self._lock:
             if self._draws is None:
                 self._draws = self.recipe.draw(self.span.epoch, self.samples)
-        if self._draws is None or len(self.pieces) == 1:
+        if self._draws is None or len(self.chunks) == 1:
             return self._draws
-        return self._draws.take(np.arange(piece.start, piece.stop))
+        return self._draws.take(np.arange(chunk.start, chunk.stop))
 
-    def rows_of(self, piece: slice) -> NDArray[Any] | None:
-        """The batch memory of a piece."""
-        return None if self.out is None else self.out[piece]
+    def rows_of(self, chunk: slice) -> NDArray[Any] | None:
+        """Return the rows of batch memory of a chunk; None without a transform."""
+        return None if self.out is None else self.out[chunk]
 
-    def put(self, piece: slice, rows: Rows) -> None:
-        """The piece is filled."""
+    def put(self, chunk: slice, rows: Rows) -> None:
+        """Record that `chunk` is filled; the last chunk assembles the share."""
         with self._lock:
-            self._rows[self.pieces.index(piece)] = rows
+            self._rows[self.chunks.index(chunk)] = rows
             self._missing -= 1
             last = self._missing == 0
         if last:
@@ -103,38 +108,38 @@ class Share:
             self._done.set()
 
     def fail(self, error: BaseException) -> None:
-        """A piece could not be filled: whoever waits gets `error`, the first of them."""
+        """Record that a chunk could not be filled: `wait` raises the first such `error`."""
         with self._lock:
             self._error = self._error or error
         self._done.set()
 
     def wait(self) -> Filled:
-        """The share when it is ready."""
+        """Wait until the share is complete and return it; raise the error of a failed chunk."""
         self._done.wait()
         if self._error is not None:
             error, self._error = self._error, None
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame
+                # Its traceback refers to this frame.
+                del error
         assert self._filled is not None
         return self._filled
 
     def assemble(self) -> Filled:
-        """All pieces as one, without what is bad."""
+        """Return all chunks as one share, without the bad samples."""
         parts = [rows for rows in self._rows if rows is not None]
         self._rows = []
         bad = {
-            piece.start + row: bad
-            for piece, rows in zip(self.pieces, parts, strict=True)
+            chunk.start + row: bad
+            for chunk, rows in zip(self.chunks, parts, strict=True)
             for row, bad in rows.bad.items()
         }
         rows = sorted(bad)
         keep = np.setdiff1d(np.arange(len(self.samples)), rows) if rows else None
         draws = self._draws
-        if (
-            draws is None and self.recipe.transform is not None
-        ):  # worker processes drew their own; the batch part needs some here
+        # Worker processes drew their own random numbers; batch operations need them here.
+        if draws is None and self.recipe.transform is not None:
             draws = Draws(self.recipe.seed, self.span.epoch, self.samples)
         draws = draws.take(keep) if draws is not None and keep is not None else draws
         names = self.recipe.fields
@@ -149,7 +154,8 @@ class Share:
             bad=[bad[row] for row in rows],
             draws=draws,
         )
-        self.out = None  # now only the batch holds its memory
+        # From here on only the batch refers to its memory.
+        self.out = None
         return filled
 
     def _data(self, parts: list[Rows], bad: list[int]) -> NDArray[Any]:

@@ -1,6 +1,6 @@
-"""What a worker process of the loader runs: fills pieces until the loader hangs up.
+"""The program of a loader's worker process: fills chunks until the loader closes the socket.
 
-`processes` is the other side.
+`processes` is the loader's side.
 """
 
 import mmap
@@ -24,25 +24,27 @@ from allstep.process.liveness import Life, life_of
 
 
 def main(fd: int, parent: int) -> None:
-    """Runs until the socket `fd` ends or the process `parent` is gone."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the loader stops us when it means to
+    """Serve requests until the socket `fd` is closed or the process `parent` has ended."""
+    # Ctrl-C reaches the whole process group; the loader decides when its workers stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     _end_with(sock, parent)
     try:
         payload, (cell,) = receive(sock)
         worker = Worker(Cell(cell), payload)
         while True:
-            question, fds = receive(sock)
-            send(sock, worker.answer(pickle.loads(question), fds), [])
+            request, fds = receive(sock)
+            send(sock, worker.reply(pickle.loads(request), fds), [])
     except (EOFError, OSError):
-        os._exit(0)  # the loader is gone; nobody waits for anything of ours
+        # The loader has closed the socket: no reply is expected any more.
+        os._exit(0)
 
 
 def _end_with(sock: socket.socket, parent: int) -> None:
-    """A thread that ends this process, whatever it is doing, as soon as the loader hangs up or its
-    process dies."""
+    """Start a thread that ends this process when the loader closes the socket or its process ends.
+
+    The thread ends the process in the middle of a sample, too.
+    """
     try:
         life = life_of(parent)
     except OSError:
@@ -57,61 +59,53 @@ def _end_with(sock: socket.socket, parent: int) -> None:
         poll.poll()
         os._exit(0)
 
-    # The thread holds the life: its file is closed with it.
+    # The thread keeps `life` referenced: deleting it would close its descriptor.
     threading.Thread(target=watch, args=(life,), daemon=True).start()
 
 
 class Worker:
-    """The recipe, and the batch memory that is mapped here."""
+    """The recipe, and the batch memory that this process has mapped."""
 
     def __init__(self, cell: Cell, payload: bytes) -> None:
         self._cell = cell
         self._maps: dict[int, mmap.mmap] = {}
         self._recipe: Recipe | None = None
-        self._answer: dict[str, Any] = {}
+        self._failure: dict[str, Any] = {}
         try:
             self._recipe = cloudpickle.loads(payload)
         except BaseException as error:
-            self._answer = _told(error)
+            self._failure = _describe_error(error)
         _use_one_thread()
 
-    def answer(self, question: dict[str, Any], fds: list[int]) -> bytes:
-        """The answer to a question, pickled."""
+    def reply(self, request: dict[str, Any], fds: list[int]) -> bytes:
+        """Return the pickled reply to a request."""
         if self._recipe is None:
-            return pickle.dumps(self._answer)
+            return pickle.dumps(self._failure)
         try:
-            return pickle.dumps({"rows": self._fill(self._recipe, question, fds)})
+            return pickle.dumps({"rows": self._fill(self._recipe, request, fds)})
         except Stopped:
             return pickle.dumps({"stopped": True})
         except BaseException as error:
-            return pickle.dumps(_told(error))
+            return pickle.dumps(_describe_error(error))
 
-    def _fill(self, recipe: Recipe, question: dict[str, Any], fds: list[int]) -> Rows:
-        samples, serial = question["samples"], question["serial"]
-        out = self._rows(question, fds) if "buffer" in question else None
-        return fill(
-            recipe,
-            samples,
-            out,
-            recipe.draw(question["epoch"], samples),
-            lambda: self._cell.read() >= serial,
-        )
+    def _fill(self, recipe: Recipe, request: dict[str, Any], fds: list[int]) -> Rows:
+        samples, serial = request["samples"], request["serial"]
+        out = self._rows(request, fds) if "buffer" in request else None
+        draws = recipe.draw(request["epoch"], samples)
+        return fill(recipe, samples, out, draws, lambda: self._cell.read() >= serial)
 
-    def _rows(self, question: dict[str, Any], fds: list[int]) -> NDArray[Any]:
-        for number in question["forget"]:
+    def _rows(self, request: dict[str, Any], fds: list[int]) -> NDArray[Any]:
+        for number in request["forget"]:
             self._maps.pop(number, None)
         for fd in fds:
-            self._maps[question["buffer"]] = mmap.mmap(fd, question["nbytes"])
+            self._maps[request["buffer"]] = mmap.mmap(fd, request["nbytes"])
             os.close(fd)
-        raw, dtype, shape = (
-            self._maps[question["buffer"]],
-            np.dtype(question["dtype"]),
-            question["shape"],
-        )
-        return np.frombuffer(raw, dtype, int(np.prod(shape)), question["offset"]).reshape(shape)
+        raw, shape = self._maps[request["buffer"]], request["shape"]
+        dtype = np.dtype(request["dtype"])
+        return np.frombuffer(raw, dtype, int(np.prod(shape)), request["offset"]).reshape(shape)
 
 
-def _told(error: BaseException) -> dict[str, Any]:
+def _describe_error(error: BaseException) -> dict[str, Any]:
     text = "".join(traceback.format_exception(error))
     try:
         pickled = pickle.dumps(error)
@@ -122,8 +116,7 @@ def _told(error: BaseException) -> dict[str, Any]:
 
 
 def _use_one_thread() -> None:
-    """Processes are as many as there are cores; threads within them would only get in each other's
-    way."""
+    """Limit cv2 and torch to one thread: there is already one worker process per core."""
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(1)
     if "torch" in sys.modules:

@@ -1,1 +1,1 @@
-"""Packing a source into a few large shards: `pack` puts the parts together."""
+"""Packing of a source into a few large shards; the entry point is `pack.pack`."""

@@ -1,4 +1,4 @@
-"""What is said when the system refuses to write, above all when the disk is full."""
+"""Error messages for failed writes, above all for a full disk."""
 
 import errno
 import shutil
@@ -14,14 +14,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def clear_error(folder: Path) -> Iterator[None]:
-    """What the system says of writing into `folder`, as an error the user can act on."""
+    """Convert an OSError of writing into `folder` to a DataError with the next step."""
     try:
         yield
     except OSError as error:
         if error.errno not in _FULL:
             raise DataError(f"{error.filename or folder}: {error.strerror or error}") from error
-        room = f", {nbytes(shutil.disk_usage(folder).free)} are left" if folder.exists() else ""
+        room = f", {nbytes(shutil.disk_usage(folder).free)} are free" if folder.exists() else ""
         next_step = (
-            "make room and give the same command again: it goes on with the shard that did not fit"
+            "free some space and repeat the command: it resumes with the shard that did not fit"
         )
         raise DataError(f"{folder}: the disk is full{room}; {next_step}") from error

@@ -1,15 +1,17 @@
-"""The journal of a packing, `pack.jsonl` in the target folder: what is to be packed, and which
-shards are done.
+"""The journal of a packing, `pack.jsonl` in the target folder: the plan, and the complete shards.
 
 ```
-{"plan": {"options": {...}, "origin": {...}, "num_shards": 12, "mean_nbytes": 107400}}                   first line
-{"shard": 3, "file": "x-00003-of-00012.tfrecord", "nbytes": 127800123, "samples": 1190, "bad": [...]}    one for each shard that is done
+first line            {"plan": {"options": {...}, "origin": {...}, "num_shards": 12,
+                                "mean_nbytes": 107400}}
+per complete shard    {"shard": 3, "file": "x-00003-of-00012.tfrecord", "nbytes": 127800123,
+                       "samples": 1190, "bad": [...]}
 ```
 
-A line is written after its shard got its name, so a shard counts when its line is there and its
-file has that size; a kill in between costs one shard, which is packed again, to the same bytes. A
-line that a kill or a full disk cut short is taken away before the next one is written. While a
-packing runs it holds a lock on the journal, so two cannot meet in one folder.
+The line of a shard is written after its file was renamed to its final name. So a shard is complete
+if its line exists and its file has the recorded size. A kill in between costs one shard, which is
+packed again, to the same bytes. A line that a kill or a full disk cut short is removed before the
+next one is written. A running packing holds a lock on the journal, so that only one at a time
+writes into a folder.
 """
 
 import json
@@ -24,17 +26,17 @@ from allstep.data.packing.plan import Plan
 from allstep.data.sources.index import index_places
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError
+from allstep.files.atomic import PART
 from allstep.files.bounded import check_regular
 from allstep.files.lock import try_lock
-from allstep.files.whole import PART
 
 NAME = "pack.jsonl"
-CLASSES, QUARANTINE = BESIDE = ("classes.txt", "quarantine.jsonl")
+CLASSES, QUARANTINE = SIDE_FILES = ("classes.txt", "quarantine.jsonl")
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A sample that was left out."""
+    """A bad sample that was not packed, and the reason."""
 
     number: int
     file: str
@@ -43,13 +45,13 @@ class Bad:
 
     @staticmethod
     def of(error: BadSample) -> "Bad":
-        """The same as a plain value."""
+        """Return the number, place and reason of `error` as a plain value."""
         return Bad(**error.to_json())
 
 
 @dataclass(frozen=True)
 class Done:
-    """A shard that is there."""
+    """A complete shard: number, file name, bytes, good samples and bad samples."""
 
     shard: int
     file: str
@@ -59,7 +61,7 @@ class Done:
 
 
 class Journal:
-    """An open, locked journal; use `opened`."""
+    """An open, locked journal; `opened` creates it."""
 
     def __init__(self, folder: Path, file: IO[bytes]) -> None:
         self.folder, self._file = folder, file
@@ -68,41 +70,43 @@ class Journal:
         self._read()
 
     def begin(self, plan: Plan) -> None:
-        """Writes the first line."""
+        """Write the first line, which holds the plan."""
         self._append({"plan": plan.to_json()})
         self.plan = plan
 
     def add(self, done: Done) -> None:
-        """Writes the line of a shard whose file is there, whole and under its name."""
+        """Write the line of a shard whose file is complete and has its final name."""
         self._append(asdict(done))
         self.done[done.shard] = done
 
     def missing(self) -> list[int]:
-        """Shards that are still to be packed."""
+        """Return the numbers of the shards that remain to be packed."""
         assert self.plan is not None
         return [shard for shard in range(self.plan.num_shards) if shard not in self.done]
 
     def clear(self) -> None:
-        """Forgets the plan and removes the files that belong to it."""
+        """Remove all files that the plan names, and then the plan from the journal."""
         for shard in range(self.plan.num_shards if self.plan else 0):
             assert self.plan is not None
             path = self.folder / self.plan.file(shard)
             path.unlink(missing_ok=True)
             index_places(path)[0].unlink(missing_ok=True)
-        for name in BESIDE:
+        for name in SIDE_FILES:
             (self.folder / name).unlink(missing_ok=True)
         self.plan, self.done = None, {}
         self._file.truncate(0)
         self._sync()
 
     def remove_parts(self) -> None:
-        """Removes what a killed packing left half written; the lock says that nobody writes them
-        now."""
+        """Remove partly written files of a packing that was killed.
+
+        The lock guarantees that no other packing is writing them.
+        """
         for path in self.folder.glob(f".*{PART}"):
             path.unlink(missing_ok=True)
 
     def _read(self) -> None:
-        """Takes over all whole lines and cuts off what follows them."""
+        """Read all complete lines, and truncate an incomplete one at the end."""
         self._file.seek(0)
         content = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]
@@ -129,9 +133,8 @@ class Journal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         rest = memoryview(json.dumps(line).encode() + b"\n")
-        while (
-            rest
-        ):  # a disk that is nearly full takes a part of it, and says so only at the next part
+        # A write to a nearly full disk may be partial; only the next write raises the error.
+        while rest:
             rest = rest[self._file.write(rest) :]
         self._sync()
 
@@ -142,8 +145,10 @@ class Journal:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Journal]:
-    """The journal of `folder`, made when there is none; gone again if nothing was planned in the
-    end."""
+    """Open and lock the journal of `folder`; create folder and journal if there are none.
+
+    If the journal has no plan in the end, it is removed, and so are folders that were created.
+    """
     path = folder / NAME
     _check_folder(folder, path)
     made = _make(folder)
@@ -165,7 +170,7 @@ def opened(folder: Path) -> Iterator[Journal]:
 
 def _check_folder(folder: Path, journal: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder}: is not a folder; a packed set is one")
+        raise DataError(f"{folder}: is not a folder; choose a new or empty folder for the shards")
     if folder.is_dir() and not journal.exists() and (strange := _strange(folder)):
         there = ", ".join(strange[:3]) + (
             f" and {len(strange) - 3} more" if len(strange) > 3 else ""
@@ -178,7 +183,7 @@ def _strange(folder: Path) -> Sequence[str]:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Makes the folder; those that had to be made, the innermost first."""
+    """Create the folder and its parents; return the created ones, innermost first."""
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return made

@@ -1,9 +1,9 @@
-"""A map over many items by threads, whose results come in the order of the items.
+"""A parallel map with threads, whose results arrive in the order of the items.
 
-Decoding, encoding and checksums let go of Python's lock, so threads use all cores, and nothing has
-to be pickled. (OpenCV's own threads are switched off by `decode`.) At most `ahead` items are under
-way or waiting to be taken, however slow the taker is. A taker that stops early (an error, Ctrl-C)
-waits only for the items that are being worked on.
+Decoding, encoding and checksums release the GIL, so threads use all cores, and nothing has to be
+pickled. (`decode` switches off OpenCV's own threads.) At most `ahead` items are in progress or
+waiting for the consumer, however slow it is. A consumer that stops early (an error, Ctrl-C) waits
+only for the items in progress.
 """
 
 import os
@@ -17,14 +17,17 @@ Result = TypeVar("Result")
 
 
 def default_jobs() -> int:
-    """One thread for each core this process may use."""
+    """Return the default number of threads: the cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def ordered(
     function: Callable[[Item], Result], items: Iterable[Item], jobs: int, ahead: int | None = None
 ) -> Generator[Result]:
-    """`function` of each of `items`, by `jobs` threads; `ahead` is 4 for each thread unless given."""
+    """Yield `function(item)` for each of `items`, in order, computed by `jobs` threads.
+
+    `ahead` is the maximum number of items in progress or waiting (default: 4 per thread).
+    """
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(jobs, "allstep-data") as pool:
         try:
@@ -39,6 +42,6 @@ def ordered(
 
 
 def chunks(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Cuts 0..count-1 into pieces of at most `size`: (start, stop)."""
+    """Divide 0..count-1 into ranges of at most `size`; yield (start, stop) of each."""
     for start in range(0, count, size):
         yield start, min(start + size, count)

@@ -1,23 +1,22 @@
-"""Packs any source into a few large shards: TFRecord or tar, in parallel, resumable after a kill.
+"""Pack any source into a few large shards: TFRecord or tar, in parallel, resumable after a kill.
 
 ```
-source --read--> recode (threads, in chunks) --> records in order --> .x-00000-of-00012.tfrecord.part
-                                                                        | fsync, rename
-                                                                      x-00000-of-00012.tfrecord -->
-                                                                      its index --> a line in
-                                                                      pack.jsonl
+source --read, convert (threads, in chunks)--> records in order --> .x-00000-of-00012.tfrecord.part
+                                                                      | fsync, rename
+                                                                      v
+                    line in pack.jsonl <-- index of the shard <-- x-00000-of-00012.tfrecord
 ```
 
-Threads make the bytes, one writer puts them down in the plan's order: the same bytes whatever the
-number of threads. The folder in the end:
+Threads produce the bytes, and one writer writes them in the order of the plan: the result does not
+depend on the number of threads. The finished folder:
 
-    x-00000-of-00012.tfrecord ...    the shards, each with a hidden index beside it
-    classes.txt                      names of the classes, one a line, where they are known
-    quarantine.jsonl                 samples that were left out, one a line, where there were any
+    x-00000-of-00012.tfrecord ...    the shards, each with a hidden index file next to it
+    classes.txt                      names of the classes, one per line, if they are known
+    quarantine.jsonl                 bad samples, which were not packed, one per line, if any
     pack.jsonl                       the journal: options, source, shards
 
-The parts: `plan` decides which sample goes where, `journal` remembers what is done, `picture` makes
-pictures smaller, `record` makes bytes of samples, `ordered` has the threads.
+The modules: `plan` assigns samples to shards, `journal` records complete shards, `image` converts
+images, `record` serializes samples, `ordered` runs the threads.
 """
 
 import json
@@ -37,27 +36,31 @@ from allstep.data.packing.source import with_all_features
 from allstep.data.sources.labels import check_class_names
 from allstep.data.sources.source import BadSample, Source
 from allstep.errors import DataError
-from allstep.files.whole import write_whole
+from allstep.files.atomic import write_atomic
 
 _CHUNK_NBYTES = 1 << 20
-_MOST_IN_CHUNK = 64
-_SHOWN = 3  # bad samples that an error quotes
+_MAX_IN_CHUNK = 64
+# Number of bad samples that an error message quotes.
+_SHOWN = 3
 
-Told = Callable[[int, int], None]
-"""Told, as packing goes on: samples so far, and of how many."""
+Progress = Callable[[int, int], None]
+"""Callback for progress: number of samples processed so far, and in total."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A packed set."""
+    """The result of a packing."""
 
     folder: Path
     num_samples: int
+    """Number of samples in all shards."""
     num_shards: int
     num_before: int
-    """Shards that an earlier call had packed."""
+    """Number of shards that an earlier call had packed."""
     nbytes: int
+    """Bytes of all shards."""
     bad: tuple[Bad, ...]
+    """Bad samples, which were not packed."""
 
 
 def pack(
@@ -70,48 +73,42 @@ def pack(
     overwrite: bool = False,
     strict: bool = False,
     budget: int | None = None,
-    progress: Told | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
-    """Packs `source`, which was opened at `where`, into the folder `target`; goes on where an
-    earlier call with the same options stopped.
+    """Pack `source`, which was opened at `where`, into the folder `target`.
 
-    `budget` is how many samples may be bad (the larger of 100 and 0.1% of the set, unless given),
-    none with `strict`.
+    Resumes where an earlier call with the same options stopped; with `overwrite` it removes the
+    earlier result first. `jobs` is the number of threads (default: one per core). `budget` is the
+    maximum number of bad samples (default: the larger of 100 and 0.1% of the dataset); with
+    `strict` it is 0. `progress` is called after each chunk.
     """
     source = with_all_features(source)
-    # That a name cannot be stored is better known now than when all shards are written.
+    # A class name that cannot be stored must be an error now, not after all shards are written.
     check_class_names(source.classes)
     origin = origin_of(source, where)
-    most = 0 if strict else default_budget(len(source)) if budget is None else budget
+    max_bad = 0 if strict else default_budget(len(source)) if budget is None else budget
     with clear_error(target), opened(target) as journal:
         if overwrite:
             journal.clear()
         journal.remove_parts()
         jobs = jobs or default_jobs()
-        plan = _agreed(journal, origin, options) or _new_plan(
-            journal, source, origin, options, jobs
-        )
+        plan = _agreed(journal, origin, options)
+        plan = plan or _new_plan(journal, source, origin, options, jobs)
         before = len(journal.done)
-        _write_shards(
-            journal,
-            _Packer(source, plan, jobs),
-            _Tally(plan, most, journal.done.values(), progress),
-        )
+        tally = _Tally(plan, max_bad, journal.done.values(), progress)
+        _write_shards(journal, _Packer(source, plan, jobs), tally)
         return _finish(journal, source, before)
 
 
 def _agreed(journal: Journal, origin: Origin, options: Options) -> Plan | None:
-    """The plan in the journal, which must be the one we would make; None when there is none yet."""
+    """Return the plan in the journal, or None; raise DataError if options or source differ."""
     plan = journal.plan
     if plan is None:
         return None
-    again = "give --overwrite to pack anew, or another folder"
+    again = "give --overwrite to pack again, or another folder"
     if plan.options != options:
-        before, now = asdict(plan.options), asdict(options)
-        differ = ", ".join(
-            f"{key} {before[key]}, now {now[key]}" for key in now if before[key] != now[key]
-        )
-        raise DataError(f"{journal.folder}: was packed with other options ({differ}); {again}")
+        changes = _changes(plan.options, options)
+        raise DataError(f"{journal.folder}: was packed with other options ({changes}); {again}")
     if plan.origin != origin:
         raise DataError(
             f"{journal.folder}: was packed from {_difference(plan.origin, origin)}; {again}"
@@ -119,18 +116,26 @@ def _agreed(journal: Journal, origin: Origin, options: Options) -> Plan | None:
     return plan
 
 
+def _changes(before: Options, now: Options) -> str:
+    old, new = asdict(before), asdict(now)
+    return ", ".join(f"{key} {old[key]}, now {new[key]}" for key in new if old[key] != new[key])
+
+
 def _difference(before: Origin, now: Origin) -> str:
     if before.where != now.where:
         return f"{before.where}, not from {now.where}"
     if before.num_samples != now.num_samples:
-        return f"{before.num_samples} samples, and {now.where} has {now.num_samples} now"
-    return f"{now.where} before that was changed"
+        return f"{before.num_samples} samples, and {now.where} now has {now.num_samples}"
+    return f"{now.where}, which has changed since"
 
 
 def _new_plan(
     journal: Journal, source: Source, origin: Origin, options: Options, jobs: int
 ) -> Plan:
-    """Packs a few samples on trial, to know how large the shards will be, and writes the plan down."""
+    """Write a new plan to the journal and return it.
+
+    The number of shards follows from the mean size of a few samples, which are packed as a trial.
+    """
     trial = _Packer(source, Plan(options, origin, 1, 0), jobs)
     numbers = spread(len(source), min(256, max(8, len(source) // 16)))
     sizes: list[int] = []
@@ -140,7 +145,7 @@ def _new_plan(
         problems += [made] if isinstance(made, BadSample) else []
     if not sizes:
         raise DataError(
-            f"{origin.where}: of {len(numbers)} samples looked at none can be packed; {problems[0]}"
+            f"{origin.where}: none of {len(numbers)} samples tried can be packed; {problems[0]}"
         )
     mean = sum(sizes) / len(sizes)
     plan = Plan(options, origin, num_shards(options, len(source), mean), round(mean))
@@ -150,7 +155,7 @@ def _new_plan(
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some samples of one shard, packed, in order."""
+    """Records of consecutive samples of one shard, and the bad samples among them."""
 
     shard: int
     records: list[bytes]
@@ -158,7 +163,7 @@ class _Chunk:
 
 
 class _Packer:
-    """The threads' work: numbers of samples in, bytes out."""
+    """The work of the threads: reads samples by number and returns their bytes."""
 
     def __init__(self, source: Source, plan: Plan, jobs: int) -> None:
         self.source, self.plan, self.jobs = source, plan, jobs
@@ -166,29 +171,30 @@ class _Packer:
         self._record = FORMS[plan.options.to].record
 
     def chunks(self, shards: Iterable[int]) -> Generator[_Chunk]:
-        """All samples of `shards`, in order."""
-        return ordered(self._chunk, self._pieces(shards), self.jobs)
+        """Yield all samples of `shards` in order, as chunks."""
+        return ordered(self._chunk, self._chunk_ranges(shards), self.jobs)
 
     def one(self, number: int) -> bytes | BadSample:
-        """One sample's bytes, or what is wrong with it."""
+        """Return the bytes of one sample, or the reason why it is bad."""
         try:
             sample = self.source.read(number)
             item = Item(number, self.source.place(number), sample, self._recode(sample.data))
             return self._record(item)
         except BadSample as error:
             return error
-        except ValueError as error:  # no picture, or a feature that no record can hold
+        # Not an image, or a feature that a record cannot store.
+        except ValueError as error:
             return BadSample(number, self.source.place(number), str(error))
 
-    def _pieces(self, shards: Iterable[int]) -> Iterator[tuple[int, int, int]]:
-        size = max(1, min(_MOST_IN_CHUNK, _CHUNK_NBYTES // max(1, self.plan.mean_nbytes)))
+    def _chunk_ranges(self, shards: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+        size = max(1, min(_MAX_IN_CHUNK, _CHUNK_NBYTES // max(1, self.plan.mean_nbytes)))
         for shard in shards:
             first, end = self.plan.span(shard)
             for start, stop in chunks(end - first, size):
                 yield shard, first + start, first + stop
 
-    def _chunk(self, piece: tuple[int, int, int]) -> _Chunk:
-        shard, start, stop = piece
+    def _chunk(self, chunk_range: tuple[int, int, int]) -> _Chunk:
+        shard, start, stop = chunk_range
         made = [self.one(int(number)) for number in self.plan.numbers(start, stop)]
         records = [each for each in made if isinstance(each, bytes)]
         return _Chunk(
@@ -198,13 +204,16 @@ class _Packer:
 
 @dataclass
 class _Tally:
-    """Counts samples as they are packed; raises DataError when too many are bad."""
+    """Counts of good and bad samples of a packing; too many bad ones raise DataError."""
 
     plan: Plan
-    most: int
+    max_bad: int
+    """Number of bad samples that are allowed."""
     before: Iterable[Done]
-    progress: Told | None
+    """Shards of an earlier call."""
+    progress: Progress | None
     count: int = 0
+    """Number of samples so far, good and bad."""
     bad: list[Bad] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -212,18 +221,19 @@ class _Tally:
             self.note(done.samples, done.bad)
 
     def note(self, num_good: int, bad: Iterable[Bad]) -> None:
-        """Counts samples that were packed, and those that were not."""
+        """Count packed and bad samples, and report the progress."""
         self.bad += bad
         self.count = self.count + num_good + len(tuple(bad))
         if self.progress:
             self.progress(self.count, self.plan.origin.num_samples)
-        if len(self.bad) > self.most:
+        if len(self.bad) > self.max_bad:
             first = "; ".join(
                 f"sample {each.number} ({each.file} at byte {each.offset}): {each.reason}"
                 for each in self.bad[:_SHOWN]
             )
             raise DataError(
-                f"{len(self.bad)} bad samples of {self.count}, {self.most} are allowed; {first}"
+                f"{len(self.bad)} of {self.count} samples are bad, more than the {self.max_bad}"
+                f" allowed; the first: {first}"
             )
 
 
@@ -238,7 +248,7 @@ def _write_shard(
 ) -> Done:
     form, path = FORMS[plan.options.to], folder / plan.file(shard)
     num_samples, bad = 0, []
-    with write_whole(path, sync=True) as file:
+    with write_atomic(path, sync=True) as file:
         for chunk in of_shard:
             file.writelines(chunk.records)
             num_samples += len(chunk.records)
@@ -251,19 +261,17 @@ def _write_shard(
 
 
 def _finish(journal: Journal, source: Source, before: int) -> Outcome:
-    """Writes what goes beside the shards."""
+    """Write the files for classes and bad samples; return the result."""
     shards = [done for _, done in sorted(journal.done.items())]
     bad = tuple(each for done in shards for each in done.bad)
     if source.classes:
-        _write_beside(journal.folder / CLASSES, (f"{name}\n" for name in source.classes))
+        _write_lines(journal.folder / CLASSES, (f"{name}\n" for name in source.classes))
     if bad:
-        _write_beside(
-            journal.folder / QUARANTINE, (f"{json.dumps(asdict(each))}\n" for each in bad)
-        )
+        _write_lines(journal.folder / QUARANTINE, (f"{json.dumps(asdict(each))}\n" for each in bad))
     num_samples, nbytes = sum(done.samples for done in shards), sum(done.nbytes for done in shards)
     return Outcome(journal.folder, num_samples, len(shards), before, nbytes, bad)
 
 
-def _write_beside(path: Path, lines: Iterable[str]) -> None:
-    with write_whole(path, sync=True) as file:
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    with write_atomic(path, sync=True) as file:
         file.write("".join(lines).encode())

@@ -1,17 +1,17 @@
-"""What a packed set will be, decided before the first shard is written.
+"""The plan of a packed dataset, made before the first shard is written.
 
 ```
-options + source --> Plan: which samples go into which shard, and what each shard is called
+options + source --> Plan: the samples and the file name of each shard
 ```
 
-Shards have equal numbers of samples (to within one). How many of them are needed for shards of
-about `shard_mb` follows from the size that a few hundred samples, spread over the set, take when
-they are packed. So a plan depends on the source and the options alone, never on the number of
-threads, and a packing that was stopped goes on with the same plan.
+Shards have equal numbers of samples (to within one). The number of shards of about `shard_mb`
+follows from the packed size of up to 256 samples, spread over the dataset. So a plan depends only
+on the source and the options, not on the number of threads, and a packing that was stopped resumes
+with the same plan.
 
-`Origin` is what the source is recognised by: its place, number of samples, and a digest of where up
-to 4,096 samples lie in it with the sizes and times of their files; of a source whose labels are
-names, also the order of its classes.
+`Origin` identifies the source: its location, its number of samples, and a digest of the places of
+up to 4,096 samples with sizes and times of their files; if labels are names, the digest includes
+the order of the classes.
 """
 
 import json
@@ -27,39 +27,50 @@ from numpy.typing import NDArray
 
 from allstep.data.image.limit import MAX_PIXELS
 from allstep.data.order import permute
-from allstep.data.packing.picture import Recoding
+from allstep.data.packing.image import Recoding
 from allstep.data.packing.record import FORMS
 from allstep.data.sources.files import stamp_of
 from allstep.data.sources.source import Source
 from allstep.errors import ConfigError, DataError, did_you_mean
 
+# Number of samples whose places go into the digest of a source.
 _PROBES = 4096
-MAX_SHARDS = 99_999  # what five digits hold
+MAX_SHARDS = 99_999
+"""Maximum number of shards: file names have five digits."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for; everything that changes a byte of the result, and nothing else."""
+    """The user's options: exactly those that change the bytes of the result."""
 
     name: str
+    """Start of the shards' file names."""
     to: str = "tfrecord"
+    """Format of the shards: "tfrecord" or "tar"."""
     shard_mb: float = 128.0
+    """Approximate size of a shard in megabytes (10^6 bytes)."""
     shard_samples: int | None = None
+    """Number of samples of a shard; None derives it from `shard_mb`."""
     shuffle: int | None = None
-    """Seed of the order; None keeps that of the source."""
+    """Seed of the order of the samples; None keeps the order of the source."""
     max_side: int | None = None
+    """Maximum length of an image's longer side in pixels; None keeps every size."""
     quality: int = 90
+    """Quality of JPEG and WebP, 1 to 100."""
     raw: bool = False
+    """Whether to store pixels instead of encoded images."""
     format: str = "keep"
+    """Format of all images: "jpeg", "png" or "webp"; "keep" keeps the format of each."""
     max_pixels: int = MAX_PIXELS
+    """Maximum number of pixels; a larger image is a bad sample."""
 
     def __post_init__(self) -> None:
         if self.to not in FORMS:
             raise ConfigError(f"--to {self.to}: {did_you_mean(self.to, FORMS)}")
         if self.raw and self.to != "tfrecord":
             raise ConfigError(
-                f"--raw is for TFRecord shards, not for --to {self.to}: tar has no place for a"
-                " picture's size"
+                f"--raw is for TFRecord shards, not for --to {self.to}: tar cannot store the size"
+                " of an image"
             )
         if not 0 < self.shard_mb < math.inf:
             raise ConfigError(
@@ -68,57 +79,62 @@ class Options:
         if self.shard_samples is not None and self.shard_samples < 1:
             raise ConfigError(f"--shard-samples {self.shard_samples}: expected 1 or more")
         if not self.name or "/" in self.name or self.name.startswith("."):
-            raise ConfigError(f"--name {self.name!r}: expected the beginning of a file's name")
+            raise ConfigError(
+                f"--name {self.name!r}: expected the start of a file name, without / and without a"
+                " leading dot"
+            )
         self.recoding()
 
     def recoding(self) -> Recoding:
-        """What happens to the pictures."""
+        """Return the rules for converting images."""
         return Recoding(self.max_side, self.quality, self.raw, self.format, self.max_pixels)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a source is recognised by."""
+    """The identity of a source."""
 
     where: str
+    """Location at which the source was opened."""
     num_samples: int
     digest: str
+    """Digest of the places of samples, with sizes and times of their files."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole packed set, before it is there."""
+    """The complete plan of a packed dataset."""
 
     options: Options
     origin: Origin
     num_shards: int
     mean_nbytes: int
-    """What a sample takes, about."""
+    """Approximate bytes of a packed sample."""
 
     def file(self, shard: int) -> str:
-        """Name of a shard's file: name-00000-of-00012.tfrecord."""
-        return f"{self.options.name}-{shard:05d}-of-{self.num_shards:05d}{FORMS[self.options.to].suffix}"
+        """Return the file name of a shard: name-00000-of-00012.tfrecord."""
+        suffix = FORMS[self.options.to].suffix
+        return f"{self.options.name}-{shard:05d}-of-{self.num_shards:05d}{suffix}"
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Positions of the shard's samples in the packed set: first, and one after the last."""
+        """Return the shard's range of positions in the packed dataset: (start, stop)."""
         n = self.origin.num_samples
         return shard * n // self.num_shards, (shard + 1) * n // self.num_shards
 
     def numbers(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Numbers, in the source, of the samples at positions `start` to `stop` of the packed set."""
-        positions = np.arange(start, stop)
-        seed = self.options.shuffle
-        return (
-            positions if seed is None else permute(positions, self.origin.num_samples, "pack", seed)
-        )
+        """Return the source's numbers of the samples at positions `start` to `stop`."""
+        positions, seed = np.arange(start, stop), self.options.shuffle
+        if seed is None:
+            return positions
+        return permute(positions, self.origin.num_samples, "pack", seed)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that `from_json` takes."""
+        """Return the plan as plain values, for `from_json`."""
         return asdict(self)
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "Plan":
-        """The plan that `to_json` was called on. KeyError or TypeError when it is none of ours."""
+        """Return the plan from the values of `to_json`; KeyError or TypeError for other values."""
         return Plan(
             Options(**content["options"]),
             Origin(**content["origin"]),
@@ -128,45 +144,47 @@ class Plan:
 
 
 def origin_of(source: Source, where: str) -> Origin:
-    """What `source`, opened at `where`, is recognised by."""
+    """Return the identity of `source`, which was opened at `where`."""
     if not len(source):
         raise DataError(f"{where}: has no samples to pack")
     digest = blake2b(digest_size=16)
     stamp = cache(_stamp)
     for number in spread(len(source), _PROBES):
         place = source.place(number)
-        digest.update(
-            json.dumps([place.file, place.offset, stamp(place.file)], sort_keys=True).encode()
-        )
+        values = [place.file, place.offset, stamp(place.file)]
+        digest.update(json.dumps(values, sort_keys=True).encode())
     if source.labeling.is_named:
-        # Names are packed as numbers: a folder must not hold shards of two numberings.
+        # Class names are packed as numbers: a folder must not mix shards of two numberings.
         digest.update(json.dumps(source.classes).encode())
     return Origin(where, len(source), digest.hexdigest())
 
 
 def spread(n: int, count: int) -> list[int]:
-    """Up to `count` different numbers of 0..n-1, evenly spread."""
+    """Return up to `count` different numbers of 0..n-1, evenly spaced."""
     count = min(n, count)
     return [i * n // count for i in range(count)]
 
 
 def num_shards(options: Options, num_samples: int, mean_nbytes: float) -> int:
-    """How many shards hold `num_samples` that take `mean_nbytes` each."""
+    """Return the number of shards for `num_samples` samples of `mean_nbytes` bytes each."""
     if options.shard_samples is not None:
         wanted = num_samples / options.shard_samples
     else:
         wanted = num_samples * mean_nbytes / (options.shard_mb * 1e6)
-    if wanted > MAX_SHARDS:  # which may be so many that no whole number can be made of it
+    # Checked before rounding: `wanted` may be infinite.
+    if wanted > MAX_SHARDS:
         raise ConfigError(
-            f"{wanted:.0f} shards of that size are needed, more than {MAX_SHARDS}: let a shard hold"
-            " more"
+            f"{wanted:.0f} shards of that size are needed, more than {MAX_SHARDS}: increase"
+            " --shard-mb or --shard-samples"
         )
     return max(1, min(math.ceil(wanted), num_samples))
 
 
 def _stamp(file: str) -> Mapping[str, Any]:
-    """Arrays and synthetic samples lie in no file, and a file that is gone is no reason to refuse:
-    reading will say so."""
+    """Return size and time of `file`; an empty mapping if there is no such file.
+
+    Arrays and synthetic samples have no file. A missing file is reported when it is read.
+    """
     try:
         return stamp_of(file)
     except DataError:

@@ -1,16 +1,16 @@
-"""What a sample becomes in a shard: the bytes of one TFRecord, or of the members of a tar.
+"""Serialization of samples: the bytes of one TFRecord, or of the members of a tar.
 
-| | TFRecord | TFRecord, raw | tar (WebDataset's naming) |
+| | TFRecord | TFRecord, raw | tar (file names as in WebDataset) |
 |---|---|---|---|
-| picture | `image`: encoded bytes | `image/raw`: pixels | `00000017.jpg` (png, webp) |
+| image | `image`: encoded bytes | `image/raw`: pixels | `00000017.jpg` (png, webp) |
 | size | `shape`: height, width | `image/shape`: height, width, channels | |
 | class | `label`: int64 | `label`: int64 | `00000017.cls`: the number as text |
 | origin | `filename` | | |
-| others | by their names | | `00000017.json`: what JSON can hold |
+| others | by their names | | `00000017.json`: values that JSON can represent |
 
-Raw records hold nothing else, so that pictures of one size differ in pixels and label only and can
-be read many at once. All of it depends on the sample alone: no time, user or machine goes into a
-shard.
+Raw records contain nothing else, so that images of one size differ only in pixels and label, and
+many can be read at once. The bytes depend only on the sample: a shard contains no time, user or
+machine.
 """
 
 import json
@@ -23,69 +23,72 @@ from typing import Any
 
 import numpy as np
 
-from allstep.data.packing.picture import SUFFIXES, StoredImage
-from allstep.data.sources.folder import PICTURES
+from allstep.data.packing.image import SUFFIXES, StoredImage
+from allstep.data.sources.folder import IMAGES
 from allstep.data.sources.source import Place, Sample
 from allstep.data.sources.tar import source as tar
 from allstep.data.sources.tfrecord import source as tfrecord
 from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.framing import frame
 
-_MADE_ANEW = frozenset(
+# Features of the source that are not copied: they are written again, or describe only the
+# source's own bytes.
+_REPLACED = frozenset(
     (
-        *(
-            "image",
-            "label",
-            "shape",
-            "filename",
-            "image/filename",
-            "image/raw",
-            "image/shape",
-            "image/height",
-            "image/width",
-            "height",
-            "width",
-            "depth",
-        ),
-        *("image/format", "image/colorspace", "image/channels", "__key__"),
+        "__key__",
+        "image",
+        "label",
+        "shape",
+        "filename",
+        "height",
+        "width",
+        "depth",
+        "image/filename",
+        "image/raw",
+        "image/shape",
+        "image/height",
+        "image/width",
+        "image/format",
+        "image/colorspace",
+        "image/channels",
     )
 )
 
 
 @dataclass(frozen=True)
 class Item:
-    """A sample on its way into a shard."""
+    """A sample and its converted image, ready to be serialized."""
 
     number: int
     place: Place
     sample: Sample
-    picture: StoredImage
+    image: StoredImage
 
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of shard: how its files are called, what a sample becomes, what ends a file, and who
-    writes its index."""
+    """A format of shards."""
 
     suffix: str
+    """Suffix of the file names."""
     record: Callable[[Item], bytes]
+    """Function that returns the bytes of a sample."""
     end: Callable[[int], bytes]
+    """Function that returns the end of a file that has that many bytes so far."""
     index: Callable[[Path], object]
-    """Walks a shard and writes its index, so that nobody has to walk it later."""
+    """Function that scans a shard and writes its index, so that opening needs no scan."""
 
 
 def tfrecord_record(item: Item) -> bytes:
-    """One record with an Example in it."""
-    picture, target = item.picture, item.sample.target
-    if picture.kind == "raw":
+    """Return one TFRecord that contains an Example."""
+    image, target = item.image, item.sample.target
+    if image.kind == "raw":
         return frame(
-            encode(
-                {"image/raw": picture.content, "image/shape": list(picture.shape), "label": target}
-            )
+            encode({"image/raw": image.content, "image/shape": list(image.shape), "label": target})
         )
     features = {
-        "image": picture.content,
-        "shape": list(picture.shape),
+        "image": image.content,
+        "shape": list(image.shape),
         "label": target,
         "filename": filename(item),
     }
@@ -94,10 +97,10 @@ def tfrecord_record(item: Item) -> bytes:
 
 
 def tar_record(item: Item) -> bytes:
-    """The members of one sample: picture, class, and what else there is."""
+    """Return the tar members of one sample: image, class, and further features as JSON."""
     key = f"{item.number:08d}"
     target, others = item.sample.target, _others(item.sample)
-    members = {SUFFIXES[item.picture.kind]: item.picture.content}
+    members = {SUFFIXES[item.image.kind]: item.image.content}
     if isinstance(target, int | np.integer):
         members["cls"] = str(int(target)).encode()
     else:
@@ -114,25 +117,25 @@ def tar_record(item: Item) -> bytes:
 
 
 def filename(item: Item) -> bytes:
-    """The name a sample had, as the system has it: the feature, else its file, else file and number
-    where a file has many."""
+    """Return the original name of a sample, as the bytes of a file name.
+
+    That is a feature with the name, otherwise the name of its image file, otherwise the name of
+    the file that contains many samples, with the sample's number.
+    """
     for name in ("filename", "image/filename", "__key__"):
         if (known := item.sample.fields.get(name)) is not None:
             return known if isinstance(known, bytes) else os.fsencode(str(known))
     path = PurePosixPath(item.place.file)
-    return os.fsencode(
-        path.name if path.suffix.lower() in PICTURES else f"{path.name}:{item.number}"
-    )
+    return os.fsencode(path.name if path.suffix.lower() in IMAGES else f"{path.name}:{item.number}")
 
 
 def _others(sample: Sample) -> dict[str, Any]:
-    """Further features, by name; those that describe the stored bytes are made anew, or were true
-    of others."""
-    return {name: value for name, value in sample.fields.items() if name not in _MADE_ANEW}
+    """Return the further features by name, without those that describe the source's bytes."""
+    return {name: value for name, value in sample.fields.items() if name not in _REPLACED}
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON holds it; bytes that are no text by Python's way of writing them."""
+    """Return the value as JSON can represent it; bytes that are not UTF-8 become escapes."""
     if isinstance(value, bytes | memoryview):
         return bytes(value).decode(errors="backslashreplace")
     if isinstance(value, np.ndarray | np.generic):
@@ -141,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 
 def _feature(value: Any) -> Any:
-    """The value as a feature holds it: what has a structure (the `json` of a tar) as text."""
+    """Return the value as a feature can store it; a dict (the `json` of a tar) becomes text."""
     return json.dumps(value, sort_keys=True) if isinstance(value, dict) or value is None else value
 
 
@@ -154,7 +157,7 @@ def _member(name: str, content: Any) -> bytes:
 
 
 def _tar_end(nbytes: int) -> bytes:
-    """Two empty blocks, and the rest of a record of 20 blocks, as tar writes it."""
+    """Return two empty blocks, and padding to a record of 20 blocks, as tar writes them."""
     end = nbytes + 2 * tarfile.BLOCKSIZE
     return bytes(end + -end % tarfile.RECORDSIZE - nbytes)
 

@@ -1,8 +1,7 @@
-"""What a packer reads: TFRecords with all their features, any other source as it is.
+"""The source that a packer reads: TFRecords with all their features, any other source unchanged.
 
-A loader needs picture and label and looks for nothing else. A set that is packed anew should keep
-the rest, too: file names, boxes, texts. They go into `Sample.fields`, whichever of them a record
-happens to have.
+A loader reads only image and label. A dataset that is packed again should keep the other features,
+too: file names, boxes, texts. All that a record has are stored in `Sample.fields`.
 """
 
 from typing import Any
@@ -13,7 +12,7 @@ from allstep.data.sources.tfrecord.source import TFRecordSource
 
 
 class AllFeatures(Source):
-    """The samples of a TFRecord source with every other feature of theirs as a field."""
+    """The samples of a TFRecord source, with all their further features as fields."""
 
     def __init__(self, source: TFRecordSource) -> None:
         self._layout = source.layout
@@ -45,14 +44,12 @@ class AllFeatures(Source):
 
 
 def with_all_features(source: Source) -> Source:
-    """The source that a packer should read instead of `source`."""
-    return (
-        AllFeatures(source)
-        if isinstance(source, TFRecordSource) and source.layout.features
-        else source
-    )
+    """Return the source that a packer should read instead of `source`."""
+    if isinstance(source, TFRecordSource) and source.layout.features:
+        return AllFeatures(source)
+    return source
 
 
 def _plain(values: Any) -> Any:
-    """One value of bytes as itself; everything else as it is."""
+    """Return the only element of a list of one as bytes; other values unchanged."""
     return bytes(values[0]) if isinstance(values, list) and len(values) == 1 else values

@@ -1,4 +1,4 @@
-"""Random numbers that depend on seed, epoch and sample alone: the same for any number of workers.
+"""Random numbers that depend on seed, epoch and sample only: the same for any number of workers.
 
 May import: nothing else in `data`. Start with `keys`.
 """

@@ -1,19 +1,19 @@
-"""Random numbers that belong to a sample, not to whoever draws them.
+"""Random numbers that depend on the sample, and not on the worker or batch that computes it.
 
 ```
-seed, epoch ---blake2b--> key ---+
-                                 |
-sample number -------------------+--hash--> the sample's own 64 bits --+--hash--> bits of column 0,
-1, 2 ... -> [0, 1)
-                                                                       |
-stream ("Flip", "Erase:1") ---blake2b--> key --------------------------+
+seed, epoch ---blake2b--> key --+
+                                |
+sample number ------------------+--hash--> 64 bits of the sample --+
+                                                                   |
+stream ("Flip", "Erase:1") ---blake2b--> key ----------------------+--hash--> columns 0, 1, 2 ...
+                                                                              in [0, 1)
 ```
 
 A number depends on (seed, epoch, sample, stream, column) and on nothing else: not on the worker,
-nor on the batch in which a sample comes, nor on what other operations draw. The hash is the
-finaliser of splitmix64, and a row is splitmix64's own sequence from the sample's bits on, so a
-whole batch costs a dozen calls of numpy: a `numpy.random.Generator` for each sample would cost ten
-microseconds apiece. Who wants one anyway (a user's function) gets it from `generator`, keyed alike.
+nor on the batch that contains the sample, nor on the numbers that other operations draw. The hash
+is the finalizer of splitmix64, and a row is the sequence of splitmix64 that starts at the sample's
+bits. A whole batch therefore costs a dozen numpy calls; a `numpy.random.Generator` per sample would
+cost ten microseconds each. `generator` returns one for a user's function, with the same key.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,16 @@ from allstep.data.random.keys import digest, mixed
 
 Floats = NDArray[np.float64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's step: odd, and its bits look random
+# The increment of splitmix64: odd, and its bits look random.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
     """The random numbers of one batch: row i belongs to `samples[i]`.
 
-    `parameters` holds what the operations of a transform made of their numbers, one table (n, k)
-    for each operation.
+    `parameters` holds one table (n, k) per operation of a transform: the parameters that the
+    operation computed from its random numbers.
     """
 
     seed: int
@@ -47,31 +48,34 @@ class Draws:
         return len(self.samples)
 
     def uniform(self, stream: str, columns: int) -> Floats:
-        """Numbers in [0, 1), (n, columns), that are new at every epoch."""
+        """Return numbers in [0, 1), shape (n, columns), that differ from epoch to epoch."""
         return _uniform(self._bits(stream, "epoch", self.seed, self.epoch), columns)
 
     def lasting(self, stream: str, columns: int) -> Floats:
-        """Numbers in [0, 1), (n, columns), that a sample keeps at all epochs of a run."""
+        """Return numbers in [0, 1), shape (n, columns), that are equal in all epochs of a run."""
         return _uniform(self._bits(stream, "run", self.seed), columns)
 
     def generator(self, row: int, stream: str) -> np.random.Generator:
-        """A whole generator for one sample, always at its beginning."""
+        """Return a new generator for one sample, always in its initial state."""
         bits = self.take([row])._bits(stream, "generator", self.seed, self.epoch)
         return np.random.Generator(np.random.Philox(key=int(bits[0])))
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> "Draws":
-        """The draws of some rows only, as when a bad sample was left out of its batch."""
+        """Return the draws of some rows, for a batch from which a bad sample was removed."""
         parameters = tuple(table[rows] for table in self.parameters)
         return replace(self, samples=self.samples[rows], parameters=parameters)
 
     def _bits(self, stream: str, *key: int | str) -> NDArray[np.uint64]:
-        """64 bits for each sample."""
+        """Return 64 bits for each sample, from the stream and the key."""
         own = mixed(self.samples.astype(np.uint64) * _GOLDEN ^ _key(*key))
         return mixed(own + _key(stream))
 
 
 def _uniform(bits: NDArray[np.uint64], columns: int) -> Floats:
-    """splitmix64 from each row's bits on; a double has room for the upper 53 bits."""
+    """Return the first `columns` numbers of splitmix64 from each row's bits on.
+
+    A double holds the upper 53 of the 64 bits.
+    """
     steps = np.arange(1, columns + 1, dtype=np.uint64) * _GOLDEN
     return np.ldexp((mixed(bits[:, None] + steps) >> np.uint64(11)).astype(np.float64), -53)
 

@@ -1,8 +1,7 @@
-"""Keys of what is random: from names and numbers to bits, the same on every machine and for every
-kind of integer.
+"""Keys for random numbers: bits computed from names and integers, equal on every machine.
 
-`digest` makes a key of (seed, epoch, ...); `mixed` spreads bits that a key was added to. `order`
-permutes with the two and `pictures.draws` draws with them.
+`digest` computes a key from (seed, epoch, ...); `mixed` hashes integers to which a key was added.
+`data.order` uses both to permute samples, `data.random.draws` to draw random numbers.
 """
 
 import operator
@@ -13,15 +12,20 @@ from numpy.typing import NDArray
 
 
 def digest(parts: tuple[int | str, ...], nbytes: int) -> bytes:
-    """`nbytes` that belong to `parts`. numpy's integers mean the same as Python's; whatever is no
-    integer is a TypeError."""
+    """Return `nbytes` bytes that depend on `parts` only.
+
+    numpy's integers count as Python's. Raise TypeError for a part that is neither text nor an
+    integer.
+    """
     plain = tuple(str(part) if isinstance(part, str) else operator.index(part) for part in parts)
     return blake2b(repr(plain).encode(), digest_size=nbytes).digest()
 
 
 def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): every input bit moves every output
-    bit. Wraps round on purpose."""
+    """Return `x` hashed by the finalizer of splitmix64 (Steele, Lea, Flood 2014).
+
+    Every input bit changes every output bit. Multiplications overflow intentionally.
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,1 +1,2 @@
-"""Sets that are known by name: where they are found, how they are brought here, how they are read."""
+"""Datasets that are known by name: `catalogue` lists them, `download` copies or downloads them,
+`load` finds and reads them."""

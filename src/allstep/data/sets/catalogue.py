@@ -1,11 +1,12 @@
-"""Data sets known by name: their files, their homes, and the SHA-256 of what is in each file.
+"""Datasets known by name: their files, their web addresses, and the SHA-256 of each file's content.
 
 | layout | files | read by |
 |---|---|---|
-| idx | pictures and labels of the training set, then of the test set; plain or `.gz` | `idx` |
+| idx | images and labels of the training split, then of the test split; plain or `.gz` | `idx` |
 | cifar | five files of training rows, one of test rows | `cifar` |
 
-A home has either every file by its name, or one `archive` (a tar.gz) with all of them inside.
+A dataset's web address (`home`) has either every file under its name, or one `archive` (a tar.gz)
+that contains all of them.
 """
 
 from collections.abc import Mapping
@@ -26,36 +27,45 @@ _FILES_OF: Mapping[str, tuple[str, ...]] = {"idx": FILES, "cifar": CIFAR_FILES}
 
 @dataclass(frozen=True)
 class Archive:
-    """One packed file that holds all files of a set, in whatever folder inside."""
+    """A tar.gz that contains all files of a dataset, in any of its folders."""
 
     name: str
     sha256: str
     nbytes: int | None = None
+    """Size of the archive in bytes; None if not known."""
 
 
 @dataclass(frozen=True)
 class NamedSet:
-    """What is known of a data set before it is found."""
+    """What is known about a dataset before its files are found."""
 
     name: str
+    """Name in configs and commands, such as "cifar10"."""
     title: str
+    """Name in messages, such as "CIFAR-10"."""
     folders: tuple[Path, ...] = ()
+    """Folders where the system or this package stores the dataset."""
     home: str | None = None
+    """URL of the folder to download from; None if there is none."""
     sha256: Mapping[str, str] = field(default_factory=dict)
-    """Of each file's unpacked content:
+    """SHA-256 of the unpacked content of each file, by file name.
 
-    Debian's gzip files differ from the home's, what is in them does not.
+    The gzip files of Debian differ from the original ones, their content does not.
     """
     hint: str = ""
+    """How to get the dataset another way, for the message of a failed download."""
     layout: str = "idx"
+    """Format of the files: "idx" or "cifar"."""
     archive: Archive | None = None
+    """The file at `home` that contains all files; None if `home` has them one by one."""
     classes: tuple[str, ...] = ()
+    """Names of the classes, in label order."""
     nbytes: Mapping[str, int] = field(default_factory=dict)
-    """Size of each file's unpacked content: no more than that and 1% is downloaded or unpacked."""
+    """Size of the unpacked content of each file; download and unpacking stop 1% above it."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of the files that make the set whole."""
+        """Return the names of all files of the dataset, without `.gz`."""
         return _FILES_OF[self.layout]
 
 
@@ -99,7 +109,7 @@ NAMED: Mapping[str, NamedSet] = {
             "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
         },
         nbytes=dict.fromkeys(CIFAR_FILES, 30_730_000),
-        hint="allstep data get cifar10 --from FOLDER brings it from elsewhere",
+        hint="allstep data get cifar10 --from FOLDER copies it from a folder",
         layout="cifar",
         archive=Archive(
             "cifar-10-binary.tar.gz",
@@ -121,17 +131,17 @@ NAMED: Mapping[str, NamedSet] = {
 
 
 def named_set(name: str) -> NamedSet:
-    """The set called `name`."""
+    """Return the dataset called `name`; raise ConfigError if there is none."""
     if name not in NAMED:
-        raise ConfigError(f"no data set is called {name!r}; {did_you_mean(name, NAMED)}")
+        raise ConfigError(f"no dataset is called {name!r}; {did_you_mean(name, NAMED)}")
     return NAMED[name]
 
 
-def either(folder: Path, name: str) -> Path | None:
-    """The file called `name` in `folder`, plain or packed."""
+def find_file(folder: Path, name: str) -> Path | None:
+    """Return the path of the file `name` in `folder`, plain or as `.gz`; None if it is missing."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def is_whole(wanted: NamedSet, folder: Path) -> bool:
-    """Whether `folder` has every file of `wanted`."""
-    return all(either(folder, name) for name in wanted.files)
+    """Return whether `folder` has every file of `wanted`."""
+    return all(find_file(folder, name) for name in wanted.files)

@@ -1,18 +1,17 @@
-"""Brings the files of a named set into a folder: from another folder, from a URL, or from the set's
-home.
+"""Copy or download the files of a named dataset into a folder.
 
 ```
-origin                          has                                          what happens
-folder                          the files, plain or .gz, or the archive      copied / unpacked
-http(s)://.../                  the files as .gz, or the archive             downloaded, unpacked from the archive
-http(s)://.../NAME.tar.gz       the archive itself                           downloaded, unpacked
+origin                       has                                       action
+folder                       the files, plain or .gz, or the archive   copy; unpack the archive
+http(s)://.../               the files as .gz, or the archive          download; unpack the archive
+http(s)://.../NAME.tar.gz    the archive itself                        download and unpack it
 ```
 
-Every file goes to a temporary name first and is renamed when the SHA-256 of its content is right. A
-second call only brings what is missing, after a look at what is there: a file with the right name
-and other content may be the user's own, so it is refused, neither taken for good nor written over.
-Nothing is downloaded, copied or unpacked beyond its known size and 1%. One process at a time fills
-a folder, and removes what a killed one left half written.
+Every file is written under a temporary name and renamed once the SHA-256 of its content is correct.
+A second call fetches only the missing files, after it has checked the others: a file with a known
+name and different content may be the user's own, so it is an error and is not overwritten. A
+download, copy or unpacking stops 1% above the known size. One process at a time fills a folder, and
+removes the incomplete files of processes that were killed.
 """
 
 import lzma
@@ -23,14 +22,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from allstep.data.sets.catalogue import NamedSet, either, is_whole
-from allstep.data.sets.http import Progress, check, fetch, locked, most, writing
+from allstep.data.sets.catalogue import NamedSet, find_file, is_whole
+from allstep.data.sets.http import Progress, check, fetch, locked, max_size, writing
 from allstep.errors import DataError
-from allstep.files.whole import clear_left
+from allstep.files.atomic import remove_leftovers
 
 _CHUNK = 1 << 20
-# Python's tarfile raises ValueError for numbers that cannot be, and RecursionError for long chains
-# of extended headers.
+# Python's tarfile raises ValueError for impossible numbers, and RecursionError for long chains of
+# extended headers.
 _BROKEN_ARCHIVE = (
     tarfile.TarError,
     EOFError,
@@ -40,10 +39,8 @@ _BROKEN_ARCHIVE = (
     ValueError,
     RecursionError,
 )
-_NAMES = {
-    "idx": "classes.txt",
-    "cifar": "batches.meta.txt",
-}  # where a source of that layout looks for names of classes
+# File in which a source of the layout looks for class names.
+_CLASSES_FILE = {"idx": "classes.txt", "cifar": "batches.meta.txt"}
 
 
 def get(
@@ -52,100 +49,90 @@ def get(
     origin: str | Path | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Fills `folder` with the files of `wanted` that it lacks.
+    """Copy or download the files of `wanted` that `folder` lacks.
 
-    `origin` is a folder or URL; else a folder where this system keeps the set, else the set's home.
+    `origin` is a folder or URL (default: a folder where the system stores the dataset, else its web
+    address). `progress` is called with (file name, bytes so far, bytes in total or None).
     """
-    origin = origin or _near(wanted) or wanted.home
+    origin = origin or _system_folder(wanted) or wanted.home
     if origin is None:
-        raise DataError(
-            f"{wanted.title} has no home on the web; give the folder or URL that has it"
-        )
+        raise DataError(f"{wanted.title} has no web address; give a folder or URL that contains it")
     with locked(folder):
-        _remove_parts(wanted, folder)
-        _check_there(wanted, folder)
-        if is_whole(
-            wanted, folder
-        ):  # another worker may have been here while we waited for the lock
+        _remove_incomplete(wanted, folder)
+        _check_present(wanted, folder)
+        # Another worker may have filled the folder while this one waited for the lock.
+        if is_whole(wanted, folder):
             return
         if str(origin).startswith(("http://", "https://")):
             _from_web(wanted, folder, str(origin), progress)
         else:
             _from_folder(wanted, folder, Path(origin), progress)
         if wanted.classes:
-            (folder / _NAMES[wanted.layout]).write_text(
-                "".join(f"{name}\n" for name in wanted.classes)
-            )
+            lines = "".join(f"{name}\n" for name in wanted.classes)
+            (folder / _CLASSES_FILE[wanted.layout]).write_text(lines)
 
 
-def _remove_parts(wanted: NamedSet, folder: Path) -> None:
-    """Removes what a killed process left in `folder`; the lock says that nobody writes there now."""
+def _remove_incomplete(wanted: NamedSet, folder: Path) -> None:
+    """Remove the incomplete files of killed processes from `folder`.
+
+    The caller holds the lock, so no other process is writing there.
+    """
     if wanted.archive:
         _packed(wanted, folder).unlink(missing_ok=True)
-    clear_left(folder)
+    remove_leftovers(folder)
 
 
 def _packed(wanted: NamedSet, folder: Path) -> Path:
-    """Where the archive lies until it is unpacked."""
+    """Return the path of the downloaded archive until it is unpacked."""
     assert wanted.archive is not None
     return folder / f".{wanted.archive.name}"
 
 
-def _check_there(wanted: NamedSet, folder: Path) -> None:
-    """Raises DataError when a file in `folder` is not what its name says."""
+def _check_present(wanted: NamedSet, folder: Path) -> None:
+    """Raise DataError if a file in `folder` has the name but not the content of the dataset's."""
     for name in wanted.files:
-        if path := either(folder, name):
+        if path := find_file(folder, name):
+            sha256, nbytes = wanted.sha256.get(name), wanted.nbytes.get(name)
             try:
                 with _opened(path) as file:
-                    known = wanted.nbytes.get(name)
-                    check(
-                        file,
-                        wanted.sha256.get(name),
-                        str(path),
-                        unpack=path.suffix == ".gz",
-                        nbytes=known,
-                    )
+                    check(file, sha256, str(path), unpack=path.suffix == ".gz", nbytes=nbytes)
             except DataError as error:
                 raise DataError(
                     f"{error}; remove it, or choose another folder for {wanted.title}"
                 ) from error
 
 
-def _near(wanted: NamedSet) -> Path | None:
+def _system_folder(wanted: NamedSet) -> Path | None:
+    """Return the first of the dataset's system folders that has all files."""
     return next((folder for folder in wanted.folders if is_whole(wanted, folder)), None)
 
 
 def _from_web(wanted: NamedSet, folder: Path, url: str, progress: Progress | None) -> None:
-    if wanted.archive is None:
+    """Download the missing files from `url`, one by one or as the archive."""
+    archive = wanted.archive
+    if archive is None:
         for name in _missing(wanted, folder):
-            target = folder / f"{name}.gz"
-            known = wanted.nbytes.get(name)
             fetch(
                 f"{url}{name}.gz",
-                target,
+                folder / f"{name}.gz",
                 sha256=wanted.sha256[name],
-                nbytes=known,
+                nbytes=wanted.nbytes.get(name),
                 progress=progress,
                 unpack=True,
             )
         return
     if not url.endswith((".tar.gz", ".tgz")):
-        url = f"{url.removesuffix('/')}/{wanted.archive.name}"
+        url = f"{url.removesuffix('/')}/{archive.name}"
     packed = _packed(wanted, folder)
     try:
-        fetch(
-            url,
-            packed,
-            sha256=wanted.archive.sha256,
-            nbytes=wanted.archive.nbytes,
-            progress=progress,
-        )
+        fetch(url, packed, sha256=archive.sha256, nbytes=archive.nbytes, progress=progress)
         _unpack(wanted, folder, packed, url)
     finally:
         packed.unlink(missing_ok=True)
 
 
 def _from_folder(wanted: NamedSet, folder: Path, origin: Path, progress: Progress | None) -> None:
+    """Copy the missing files from the folder `origin`, or unpack its archive."""
     if not origin.is_dir():
         raise DataError(
             f"{origin}: is not a folder" if origin.exists() else f"{origin}: no such folder"
@@ -154,57 +141,49 @@ def _from_folder(wanted: NamedSet, folder: Path, origin: Path, progress: Progres
         _unpack(wanted, folder, origin / wanted.archive.name, str(origin / wanted.archive.name))
         return
     for name in _missing(wanted, folder):
-        path = either(origin, name) or not_there(origin, name)
+        path = find_file(origin, name) or raise_missing(origin, name)
+        sha256, nbytes = wanted.sha256.get(name), wanted.nbytes.get(name)
         with _opened(path) as file:
-            _store(
-                file,
-                folder / path.name,
-                str(path),
-                wanted.sha256.get(name),
-                wanted.nbytes.get(name),
-            )
+            _store(file, folder / path.name, str(path), sha256, nbytes)
         if progress:
             progress(path.name, path.stat().st_size, path.stat().st_size)
 
 
 def _missing(wanted: NamedSet, folder: Path) -> list[str]:
-    return [name for name in wanted.files if not either(folder, name)]
+    """Return the names of the dataset's files that `folder` lacks."""
+    return [name for name in wanted.files if not find_file(folder, name)]
 
 
-def not_there(folder: Path, name: str) -> Path:
-    """Raises the error that says what `folder` has instead of the file `name`."""
+def raise_missing(folder: Path, name: str) -> Path:
+    """Raise a DataError that lists what `folder` contains instead of the file `name`."""
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     there = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     raise DataError(f"{folder}: expected {name} or {name}.gz, found {there or 'nothing'}")
 
 
 def _unpack(wanted: NamedSet, folder: Path, packed: Path, origin: str) -> None:
-    """Takes the set's files out of an archive, by their names alone: nothing in it can say where
-    they go."""
+    """Write the dataset's files of an archive into `folder`, by their file names only.
+
+    Folder names in the archive are ignored, so no member is written outside `folder`.
+    """
     try:
         with tarfile.open(packed, "r:*") as archive:
             for member in archive:
                 name = Path(member.name).name
-                if (
-                    member.isfile()
-                    and name in wanted.files
-                    and (file := archive.extractfile(member))
-                ):
-                    _store(
-                        file,
-                        folder / name,
-                        f"{origin}: {name}",
-                        wanted.sha256[name],
-                        wanted.nbytes.get(name),
-                    )
+                if not member.isfile() or name not in wanted.files:
+                    continue
+                if file := archive.extractfile(member):
+                    sha256, nbytes = wanted.sha256[name], wanted.nbytes.get(name)
+                    _store(file, folder / name, f"{origin}: {name}", sha256, nbytes)
     except _BROKEN_ARCHIVE as error:
-        raise DataError(f"{origin}: is not a whole archive ({str(error)[:200]})") from error
+        raise DataError(f"{origin}: is not a complete archive ({str(error)[:200]})") from error
     if lacking := _missing(wanted, folder):
         raise DataError(f"{origin}: the archive lacks {', '.join(lacking)}")
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open `path` for reading; raise DataError for an error of the file system."""
     try:
         with path.open("rb") as file:
             yield file
@@ -215,8 +194,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 def _store(
     file: IO[bytes], target: Path, origin: str, sha256: str | None, nbytes: int | None
 ) -> None:
-    """Copies `file` to `target`, which appears whole and with the right content or not at all."""
-    size, limit = 0, most(nbytes)
+    """Copy `file` to `target`, which appears complete and with the right content or not at all."""
+    size, limit = 0, max_size(nbytes)
     with writing(target) as copy:
         while chunk := file.read(_CHUNK):
             size += len(chunk)

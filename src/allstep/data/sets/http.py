@@ -1,18 +1,18 @@
-"""Downloads one file over HTTP(S), so that it is whole and right or not there at all.
+"""Download one file over HTTP(S); the target appears complete and correct or not at all.
 
-| the server | ends with |
+| the server | the download raises |
 |---|---|
-| sends more than the known size and 1% | an error as soon as it does, or at once if it announces so |
-| sends less | an error that says how much is missing |
-| sends a web page: a login, or "not found" with status 200 | an error that says so |
-| resets the connection, refuses it, or answers with an error | its reason |
-| says nothing for `timeout` seconds, or less than 60 KB in a minute | an error |
+| sends over 1% more than the known size | an error at that byte, or earlier if the header has it |
+| sends less than it announced | an error with the number of bytes expected and found |
+| sends a web page: a login, or "not found" with status 200 | an error with its first bytes |
+| resets or refuses the connection, or answers with an error | an error with the reason |
+| is silent for `timeout` seconds, or sends under 60 KB in a minute | an error |
 | sends no complete header within a minute, redirects included | an error |
 
-The bytes go to a temporary file beside the target, are checked, and are then renamed (`whole`). A
-cut connection, a server that stops talking and a wrong checksum all end in a `DataError` within
-seconds, with nothing left behind. `locked` keeps the workers of one host from downloading the same
-thing at once: the first one does, the others wait and then find it there.
+The bytes go to a temporary file next to the target, are checked, and the file is then renamed
+(`files.whole`). A cut connection, a silent server and a wrong checksum all raise a `DataError`
+within seconds and leave no file behind. `locked` keeps the workers of one host from downloading the
+same file at the same time: the first one downloads, the others wait and then use its file.
 """
 
 import gzip
@@ -33,17 +33,19 @@ from typing import IO, Any, TypeVar, cast
 from allstep._version import __version__
 from allstep.errors import DataError
 from allstep.files import lock
-from allstep.files.whole import write_whole
-from allstep.process.thread_call import NotBack, call_within
+from allstep.files.atomic import write_atomic
+from allstep.process.thread_call import CallTimeout, call_within
 
 _CHUNK = 1 << 18
-_PATIENCE, _SLOWEST = 60.0, 1000  # seconds, and bytes a second over that time
+# Seconds within which a header must be complete, and over which the speed is measured.
+_TIMEOUT = 60.0
+# Smallest accepted speed, in bytes per second.
+_MIN_SPEED = 1000
 _WEB_PAGE = (b"<!doctype html", b"<html", b"<head", b"<?xml", b"<!--")
 
 _Result = TypeVar("_Result")
 Progress = Callable[[str, int, int | None], None]
-"""Told, as a download goes on: the file's name, bytes so far, bytes in all (None when the server
-does not say)."""
+"""Called during a download: file name, bytes so far, bytes in total (None if not announced)."""
 
 
 def fetch(
@@ -56,36 +58,39 @@ def fetch(
     timeout: float = 5.0,
     unpack: bool = False,
 ) -> None:
-    """Downloads `url` to `target` if the SHA-256 of its content is `sha256`.
+    """Download `url` to `target`; raise DataError unless the SHA-256 of its content is `sha256`.
 
-    With `unpack` the checksum is that of the content unpacked by gzip: packing the same file again
-    changes the packed bytes. `nbytes` is the known size of that content; no more than 1% above it
-    is downloaded. `timeout` is the longest silence in seconds, from the connection on; a slow but
+    With `unpack`, the checksum is that of the content unpacked by gzip, since compressing the same
+    file again changes the packed bytes. `nbytes` is the known size of that content; the download
+    stops 1% above it. `timeout` is the longest silence in seconds, connecting included; a slow but
     steady server may take longer.
     """
     with writing(target) as file:
-        for chunk in _chunks(url, target.name, progress, timeout, most(nbytes)):
+        for chunk in _chunks(url, target.name, progress, timeout, max_size(nbytes)):
             file.write(chunk)
         check(file, sha256, url, unpack=unpack, nbytes=nbytes)
 
 
-def most(nbytes: int | None) -> int | None:
-    """How many bytes are taken of a file whose content has `nbytes`: 1% more.
+def max_size(nbytes: int | None) -> int | None:
+    """Return the largest accepted size of a file whose content has `nbytes`: 1% and 1 KB more.
 
-    gzip adds less than that to what it cannot compress.
+    gzip adds less than that to incompressible content.
     """
     return None if nbytes is None else nbytes + nbytes // 100 + 1024
 
 
 @contextmanager
 def writing(target: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, which becomes `target` when all went well; what the system refuses is a
-    DataError."""
+    """Open a temporary file that becomes `target` if the block ends without an exception.
+
+    Raise DataError for an error of the file system.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with write_whole(target, sync=True) as file:
+        with write_atomic(target, sync=True) as file:
             yield file
-    except gzip.BadGzipFile:  # an OSError, too, but it says nothing of writing
+    # This is an OSError too, but not one of writing.
+    except gzip.BadGzipFile:
         raise
     except OSError as error:
         raise DataError(f"{target}: cannot be written: {error.strerror or error}") from error
@@ -99,15 +104,15 @@ def check(
     unpack: bool = False,
     nbytes: int | None = None,
 ) -> None:
-    """Raises DataError unless the content of `file`, from its beginning, has the SHA-256
-    `expected`; None is right with any.
+    """Raise DataError unless the whole content of `file` has the SHA-256 `expected` (None: any).
 
-    `nbytes` is the size of the right content: of more than that and 1% nothing is read.
+    `origin` names the file in the message. `nbytes` is the size of the right content; reading stops
+    1% above it.
     """
     try:
-        found, size = _content_sha256(file, unpack, most(nbytes))
+        found, size = _content_sha256(file, unpack, max_size(nbytes))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{origin}: is not a whole gzip file ({error})") from error
+        raise DataError(f"{origin}: is not a complete gzip file ({error})") from error
     if expected is not None and found != expected:
         sizes = (
             f" ({nbytes} bytes), found {found} ({size} bytes)"
@@ -118,9 +123,9 @@ def check(
 
 
 def _content_sha256(file: IO[bytes], unpack: bool, limit: int | None) -> tuple[str, int]:
-    """Return SHA-256 and size of what is in a file, unpacked by gzip first if asked.
+    """Return SHA-256 and size of a file's content, with `unpack` after unpacking it by gzip.
 
-    Reading stops behind `limit` bytes.
+    Reading stops after `limit` bytes.
     """
     digest, size = hashlib.sha256(), 0
     file.seek(0)
@@ -133,7 +138,10 @@ def _content_sha256(file: IO[bytes], unpack: bool, limit: int | None) -> tuple[s
 
 @contextmanager
 def locked(folder: Path, timeout: float = 600.0) -> Iterator[None]:
-    """Only one process at a time fills `folder`."""
+    """Hold the lock of `folder`, so that only one process at a time fills it.
+
+    Raise DataError if another process still holds it after `timeout` seconds.
+    """
     with ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -150,11 +158,11 @@ def locked(folder: Path, timeout: float = 600.0) -> Iterator[None]:
 def _chunks(
     url: str, name: str, progress: Progress | None, timeout: float, limit: int | None
 ) -> Iterator[bytes]:
-    """The bytes at `url`, up to `limit` of them; whatever goes wrong is a DataError of one line."""
+    """Yield the bytes at `url`, at most `limit`; raise a DataError of one line for any error."""
     done, total = 0, None
     try:
         request = urllib.request.Request(url, headers={"User-Agent": f"allstep/{__version__}"})
-        with _impatient_resolver(), _opened(request, timeout) as response:
+        with _short_resolver_timeout(), _opened(request, timeout) as response:
             total = _length(response)
             _check_amount(url, total or 0, limit)
             pace = _Pace(url)
@@ -168,66 +176,69 @@ def _chunks(
                     progress(name, done, total)
                 yield chunk
     except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
+        # The exception keeps the connection open.
+        error.close()
         raise DataError(f"{url}: the server answers {error.code} {_line(error.reason)}") from error
     except (OSError, HTTPException) as error:
         raise DataError(
             f"{url}: cannot be downloaded: {_line(_reason(error))}, after {done} bytes"
         ) from error
-    except ValueError as error:  # what urllib raises for an address that cannot be
-        raise DataError(f"{_line(url)}: is no address of a file: {_line(error)}") from error
+    # urllib raises this for a malformed address.
+    except ValueError as error:
+        raise DataError(f"{_line(url)}: is not a valid web address: {_line(error)}") from error
     if total is not None and done != total:
         raise DataError(f"{url}: the connection was cut: expected {total} bytes, found {done}")
 
 
 def _opened(request: urllib.request.Request, timeout: float) -> HTTPResponse:
-    """Return the answer, all redirects followed, once its header is complete."""
-    opened = _within_patience(urllib.request.urlopen, request, timeout=timeout)
+    """Return the response after all redirects, once its header is complete."""
+    opened = _within_timeout(urllib.request.urlopen, request, timeout=timeout)
     return cast(HTTPResponse, opened)
 
 
 def _next_chunk(response: HTTPResponse) -> bytes:
     """Return some bytes of the body, b"" at its end."""
     try:
-        # The line with the length of a chunk may drip like a header.
-        return _within_patience(response.read1, _CHUNK)
+        # The line with the length of a chunk may arrive byte by byte, as a header may.
+        return _within_timeout(response.read1, _CHUNK)
     except _Late:
-        # To close a response waits for a thread that reads it: end its reading first.
+        # Closing a response waits for a thread that reads it: end that read first.
         with socket.socket(fileno=os.dup(response.fileno())) as connection:
             connection.shutdown(socket.SHUT_RDWR)
         raise
 
 
 class _Late(TimeoutError):
-    """An answer that is not complete in time."""
+    """A header that is not complete within `_TIMEOUT`."""
 
 
-def _within_patience(act: Callable[..., _Result], *given: Any, **named: Any) -> _Result:
-    """Return what `act` does, if it does so within `_PATIENCE`; raise `_Late` otherwise.
+def _within_timeout(call: Callable[..., _Result], *given: Any, **named: Any) -> _Result:
+    """Return the result of `call`; raise `_Late` if it takes longer than `_TIMEOUT`.
 
-    A socket's timeout starts again with every byte, so a thread waits for a server that sends one
-    now and then. A thread that is late is left behind, and ends with its connection.
+    A socket's timeout restarts with every byte, so that a server which sends a byte now and then
+    never exceeds it. The call therefore runs in a thread. A late thread is abandoned, and ends with
+    its connection.
     """
     try:
-        return call_within(partial(act, *given, **named), _PATIENCE, "allstep-fetch")
-    except NotBack:
-        slow = f"the server sends too slowly: no complete header within {_PATIENCE:g} s"
+        return call_within(partial(call, *given, **named), _TIMEOUT, "allstep-fetch")
+    except CallTimeout:
+        slow = f"the server sends too slowly: no complete header within {_TIMEOUT:g} s"
         raise _Late(slow) from None
 
 
 class _Pace:
-    """Notices a server that sends so slowly that the download would not end."""
+    """The speed of a download, measured over `_TIMEOUT` seconds at a time."""
 
     def __init__(self, url: str) -> None:
         self._url, self._since, self._done = url, time.monotonic(), 0
 
     def check(self, done: int) -> None:
-        """Raise DataError when the last minute brought too little; `done`: bytes so far."""
+        """Raise DataError if the last minute was too slow; `done` is the bytes so far."""
         seconds, came = time.monotonic() - self._since, done - self._done
-        if seconds < _PATIENCE:
+        if seconds < _TIMEOUT:
             return
-        if came < seconds * _SLOWEST:
-            slow = f"{came} bytes in {seconds:.0f} s, expected {_SLOWEST} a second"
+        if came < seconds * _MIN_SPEED:
+            slow = f"{came} bytes in {seconds:.0f} s, expected {_MIN_SPEED} a second"
             raise DataError(f"{self._url}: the server sends too slowly: {slow}, after {done} bytes")
         self._since, self._done = time.monotonic(), done
 
@@ -244,14 +255,16 @@ def _check_no_web_page(url: str, head: bytes) -> None:
     if head.lstrip().lower().startswith(_WEB_PAGE):
         raise DataError(
             f"{url}: expected a file, found a web page that begins with {head.lstrip()[:40]!r}; "
-            "check the address, or whether a proxy asks for a login"
+            "check the address, or whether a proxy requires a login"
         )
 
 
 @contextmanager
-def _impatient_resolver() -> Iterator[None]:
-    """The system's resolver gives up after 2 s a name server: a socket's time-out does not count
-    while a name is looked up."""
+def _short_resolver_timeout() -> Iterator[None]:
+    """Limit the system's resolver to 2 s per name server.
+
+    The timeout of a socket does not cover the lookup of its host name.
+    """
     before = os.environ.get("RES_OPTIONS")
     os.environ["RES_OPTIONS"] = f"{before or ''} timeout:2 attempts:1".strip()
     try:
@@ -264,13 +277,11 @@ def _impatient_resolver() -> Iterator[None]:
 
 
 def _length(response: HTTPResponse) -> int | None:
-    header = response.headers.get("Content-Length")
-    # Of a number that is no size of a file nothing is known; int() refuses thousands of digits.
-    return (
-        int(header)
-        if header and header.isascii() and header.isdigit() and len(header) < 20
-        else None
-    )
+    """Return the announced size of the body; None if there is none or it is no size of a file."""
+    header = response.headers.get("Content-Length") or ""
+    # int() raises for thousands of digits.
+    is_size = header.isascii() and header.isdigit() and len(header) < 20
+    return int(header) if is_size else None
 
 
 def _reason(error: Exception) -> str:
@@ -279,6 +290,6 @@ def _reason(error: Exception) -> str:
 
 
 def _line(text: object) -> str:
-    """What a server or a library says, as a part of one line."""
-    words = " ".join(str(text).split())[:200]
-    return "".join(each if each.isprintable() else "?" for each in words)
+    """Return the text of a server or library as part of one printable line."""
+    line = " ".join(str(text).split())[:200]
+    return "".join(each if each.isprintable() else "?" for each in line)

@@ -1,18 +1,18 @@
-"""Named data sets: where they are found, and their pictures in memory.
+"""Find the files of named datasets, and read their images into memory.
 
-The files of a set (`sets`) are looked for in this order, and the first place that has all of them
-is taken:
+The files of a dataset (`catalogue`) are searched in this order; the first folder that has all of
+them is used:
 
-1. the folder the user gave (`--data`): then nothing else will do, and what is missing or wrong
+1. the folder that the user gave (`--data`): no other folder is tried, and a missing or wrong file
    there is an error;
-2. our cache folder (`ALLSTEP_CACHE`, else the user's cache folder);
-3. folders where the system keeps the set (Debian's package `dataset-fashion-mnist`), or this
-   package's own for the digits;
-4. the set's home on the web, downloaded into the cache (`download`); only content with the right
-   SHA-256 gets there.
+2. allstep's cache folder (`ALLSTEP_CACHE`, else the user's cache folder);
+3. folders where the system stores the dataset (Debian's package `dataset-fashion-mnist`), or the
+   folder of this package with the digits;
+4. the dataset's web address: the files are downloaded into the cache (`download`) if their SHA-256
+   is right.
 
-`find` answers where, `load` reads and checks. Neither needs torch, so a launcher can say what is
-wrong before any worker starts.
+`find` returns the folder, `load` reads and checks the files. Neither imports torch, so a launcher
+can report an error before any worker starts.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.cache import cache_folder
-from allstep.data.sets.catalogue import FILES, NAMED, NamedSet, either, is_whole, named_set
-from allstep.data.sets.download import get, not_there
+from allstep.data.sets.catalogue import FILES, NAMED, NamedSet, find_file, is_whole, named_set
+from allstep.data.sets.download import get, raise_missing
 from allstep.data.sets.http import Progress
 from allstep.data.sources import cifar, idx
 from allstep.errors import DataError
@@ -36,7 +36,7 @@ __all__ = [
     "Found",
     "ImageSet",
     "NamedSet",
-    "Pictures",
+    "Images",
     "cache_folder",
     "find",
     "load",
@@ -46,21 +46,23 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Found:
-    """A named set and the folder that holds its files."""
+    """A named dataset and the folder that contains its files."""
 
     name: str
     title: str
     folder: Path
     files: tuple[Path, ...]
+    """Paths of the files, in the order of `NamedSet.files`."""
     layout: str = "idx"
     classes: tuple[str, ...] = ()
+    """Names of the classes, in label order."""
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """A labelled part of a set:
+class Images:
+    """The images and labels of one split.
 
-    `images` (n, height, width) or (n, height, width, channels); `labels` (n,), int64.
+    `images` has shape (n, height, width) or (n, height, width, channels), `labels` (n,).
     """
 
     images: NDArray[Any]
@@ -72,23 +74,27 @@ class Pictures:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A set in memory."""
+    """A dataset in memory: its training and test splits."""
 
-    train: Pictures
-    test: Pictures
+    train: Images
+    test: Images
     num_classes: int
     classes: tuple[str, ...] = ()
-    """Names of the classes, or nothing where they are not known."""
+    """Names of the classes in label order, or () if they are not known."""
 
     @property
-    def picture_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of one picture."""
+    def image_shape(self) -> tuple[int, int, int]:
+        """Return channels, height and width of one image."""
         height, width, *channels = self.train.images.shape[1:]
         return (*(channels or [1]), height, width)
 
 
 def find(wanted: NamedSet, folder: Path | None = None, progress: Progress | None = None) -> Found:
-    """Where `wanted` is; with `folder`, it must be there. Downloads it when it is nowhere else."""
+    """Return the folder and files of `wanted`; download it if no folder on this host has it.
+
+    With `folder`, only that folder is searched. `progress` is called during a download with (file
+    name, bytes so far, bytes in total or None).
+    """
     if folder is not None:
         return _found_in(wanted, folder)
     places = (cache_folder() / wanted.name, *wanted.folders)
@@ -109,60 +115,57 @@ def find(wanted: NamedSet, folder: Path | None = None, progress: Progress | None
 
 
 def load(found: Found) -> ImageSet:
-    """Reads the files and checks that they fit together."""
+    """Read the files of a dataset; raise DataError if they do not match each other."""
     train, test = _READ[found.layout](found.files)
     num_classes = int(train.labels.max()) + 1
     if test.labels.max() >= num_classes:
         raise DataError(
             f"{found.files[-1]}: expected labels 0 to {num_classes - 1}, found {test.labels.max()}"
         )
-    classes = (
-        found.classes if len(found.classes) == num_classes else ()
-    )  # the user's folder may hold another set
+    # The user's folder may contain another dataset in the same format.
+    classes = found.classes if len(found.classes) == num_classes else ()
     return ImageSet(train, test, num_classes, classes)
 
 
-def _read_idx(files: tuple[Path, ...]) -> tuple[Pictures, Pictures]:
+def _read_idx(files: tuple[Path, ...]) -> tuple[Images, Images]:
     train_images, train_labels, test_images, test_labels = files
-    train = _pictures(train_images, train_labels)
-    test = _pictures(test_images, test_labels)
+    train = _images(train_images, train_labels)
+    test = _images(test_images, test_labels)
     if train.images.shape[1:] != test.images.shape[1:]:
         expected, size = train.images.shape[1:], test.images.shape[1:]
         raise DataError(
-            f"{test_images}: expected pictures of {expected} as in {train_images.name}, found"
-            f" {size}"
+            f"{test_images}: expected images of {expected} as in {train_images.name}, found {size}"
         )
     return train, test
 
 
-def _read_cifar(files: tuple[Path, ...]) -> tuple[Pictures, Pictures]:
+def _read_cifar(files: tuple[Path, ...]) -> tuple[Images, Images]:
     *train, test = files
-    return Pictures(*cifar.read(train)), Pictures(*cifar.read([test]))
+    return Images(*cifar.read(train)), Images(*cifar.read([test]))
 
 
-_READ: Mapping[str, Callable[[tuple[Path, ...]], tuple[Pictures, Pictures]]] = {
+_READ: Mapping[str, Callable[[tuple[Path, ...]], tuple[Images, Images]]] = {
     "idx": _read_idx,
     "cifar": _read_cifar,
 }
 
 
-def _pictures(images: Path, labels: Path) -> Pictures:
-    pictures, numbers = idx.read_pair(images, labels)
-    if pictures.ndim not in (3, 4):
+def _images(image_file: Path, labels: Path) -> Images:
+    images, numbers = idx.read_pair(image_file, labels)
+    if images.ndim not in (3, 4):
         raise DataError(
-            f"{images}: expected pictures with 3 or 4 dimensions, found shape {pictures.shape}"
+            f"{image_file}: expected images with 3 or 4 dimensions, found shape {images.shape}"
         )
-    if not len(pictures):
-        raise DataError(f"{images}: has no pictures")
+    if not len(images):
+        raise DataError(f"{image_file}: has no images")
     if numbers.dtype.kind not in "iu" or numbers.min() < 0:
         raise DataError(
-            f"{labels}: expected labels that are whole numbers from 0 on, found {numbers.dtype}"
-            f" from {numbers.min()} on"
+            f"{labels}: expected labels that are integers from 0 on, found {numbers.dtype} from"
+            f" {numbers.min()} on"
         )
-    native = pictures.astype(
-        pictures.dtype.newbyteorder("="), copy=False
-    )  # bytes stay where they are, mapped or not
-    return Pictures(native, numbers.astype(np.int64))
+    # Elements of one byte are not copied, so that mapped files stay mapped.
+    native = images.astype(images.dtype.newbyteorder("="), copy=False)
+    return Images(native, numbers.astype(np.int64))
 
 
 def _found_in(wanted: NamedSet, folder: Path) -> Found:
@@ -170,5 +173,5 @@ def _found_in(wanted: NamedSet, folder: Path) -> Found:
         raise DataError(
             f"{folder}: no such folder" if not folder.exists() else f"{folder}: is not a folder"
         )
-    files = tuple(either(folder, name) or not_there(folder, name) for name in wanted.files)
+    files = tuple(find_file(folder, name) or raise_missing(folder, name) for name in wanted.files)
     return Found(wanted.name, wanted.title, folder, files, wanted.layout, wanted.classes)

@@ -1,2 +1,4 @@
-"""Where samples come from: each kind of source in its own file, all with the interface of `source`;
-`opening` chooses by looking."""
+"""Sources: read samples by number, one module or package per format.
+
+All have the interface of `source.Source`; `data.opening` chooses the class for a path.
+"""

@@ -1,19 +1,19 @@
-"""Sets that are arrays, in memory or mapped: numpy arrays, pairs of idx files, CIFAR-10's binary
-files.
+"""Datasets that are arrays, in memory or mapped: numpy arrays, idx files, CIFAR-10's binary files.
 
 ```
-ArraySource(data, target)        data (n, height, width[, channels]) or whatever n samples are; target (n, ...)
-IdxSource(images, labels)        the two files of an MNIST-like set, mapped through `idx`
-CifarSource(where)               data_batch_1.bin ...: per record one label byte, then 1,024 red, 1,024 green and 1,024 blue bytes
+ArraySource(data, target)    data (n, height, width[, channels]) or (n, ...); target (n, ...)
+IdxSource(images, labels)    the two files of a dataset in MNIST's format, mapped by `idx`
+CifarSource(where)           data_batch_1.bin ...: per record one byte of label, then 1,024 red,
+                             1,024 green and 1,024 blue bytes
 ```
 
-All three are rows in one or more parts; a block is one fancy indexing of each part. CIFAR's colours
-lie plane by plane; they are put behind each other (height, width, channels) when a block is made,
-so the mapped files are never copied whole. None of these formats has a checksum of its own:
-`index_checksums` (`allstep data index --checksum`) stores a CRC32C per sample beside the file, and
-from then on every sample that is read is held against it, also after the file was changed.
+All three consist of rows in one or more arrays (parts); a block is one fancy indexing of each part.
+CIFAR-10 stores the colors as planes. They are transposed to (height, width, channels) when a block
+is built, so that the mapped files are never copied as a whole. None of these formats has checksums:
+`index_checksums` (`allstep data index --checksum`) stores a CRC32C per sample next to the file.
+From then on every sample is compared with its checksum on reading, also after the file was changed.
 
-Where the number of classes is known, a sample with another label than 0..classes-1 is a BadSample.
+If the number of classes is known, a sample with a label outside 0..classes-1 is a BadSample.
 """
 
 import os
@@ -44,12 +44,15 @@ KIND = "rows"
 _NUM_BATCHES = 5
 _BATCH = re.compile(r"data_batch_([1-9][0-9]{0,3})\.bin$")
 _MAX_NAMES_NBYTES = 1 << 20
-_MOST_CLASSES = 256
+# A label of CIFAR-10's format is one byte.
+_MAX_CLASSES = 256
 
 
 class _Rows(Source):
-    """Samples that are the rows of `parts`, one part after the other; `names` says what each part
-    is, a file or a word."""
+    """Samples that are the rows of `parts`, one part after the other.
+
+    `names` has the file of each part, or a description of an array, for messages.
+    """
 
     def __init__(
         self,
@@ -77,9 +80,7 @@ class _Rows(Source):
         if self._has_wrong(target):
             reason = f"its label is {target}, expected 0 to {self._num_classes - 1}"
             raise BadSample(number, self.place(number), reason)
-        return Sample(
-            self._pictures(stored[None])[0], target.item() if target.ndim == 0 else target
-        )
+        return Sample(self._images(stored[None])[0], target.item() if target.ndim == 0 else target)
 
     def block(self, numbers: NDArray[np.int64]) -> Block | None:
         for number in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
@@ -90,7 +91,7 @@ class _Rows(Source):
             map(int.__ne__, map(_crc, stored, target), self._crcs[numbers].tolist())
         ):
             return None
-        return None if self._has_wrong(target) else Block(self._pictures(stored), target)
+        return None if self._has_wrong(target) else Block(self._images(stored), target)
 
     def place(self, number: int) -> Place:
         part, row = self._locate(number)
@@ -107,7 +108,7 @@ class _Rows(Source):
         )
 
     def index_checksums(self, progress: Progress | None = None) -> None:
-        """Stores a CRC32C of each sample as it is now; for sets in files."""
+        """Store a CRC32C of the current content of each sample; for sources that read files."""
         for name, part, begin in zip(
             self._names, self._parts, self._begins[:-1].tolist(), strict=True
         ):
@@ -117,10 +118,10 @@ class _Rows(Source):
         self._use_checksums()
 
     _header = 0
-    """Bytes of a file before its first row."""
+    """Number of bytes of a file before its first row."""
 
     def _use_checksums(self) -> None:
-        """Reads what `index_checksums` stored, if it did for every part."""
+        """Use the checksums that `index_checksums` stored, if every part has them."""
         found = [stored_checksums(name, KIND) for name in self._names]
         stored = [index["crc"] for index in found if index]
         if len(stored) == len(self._names):
@@ -129,17 +130,16 @@ class _Rows(Source):
             )
 
     def _fitted(self, crcs: NDArray[np.uint32], part: int) -> NDArray[np.uint32]:
-        """As many checksums as a part has rows now: rows that were added since get one of what they
-        hold."""
+        """Return one checksum per current row of a part.
+
+        Rows that were added after the checksums were stored get that of their current content.
+        """
         rows, begin = self._parts[part], int(self._begins[part])
         added = [_crc(rows[row], self.target[begin + row]) for row in range(len(crcs), len(rows))]
         return np.concatenate([crcs[: len(rows)], np.array(added, np.uint32)])
 
     def _has_wrong(self, target: NDArray[Any]) -> bool:
-        """Whether a label of these names no class.
-
-        Targets that are no class numbers are never wrong.
-        """
+        """Return whether one of these labels is out of range; False for targets of other kinds."""
         if (
             not self._num_classes
             or self.target.ndim != 1
@@ -150,12 +150,14 @@ class _Rows(Source):
         return bool(target.min() < 0 or target.max() >= self._num_classes)
 
     def _locate(self, number: int) -> tuple[int, int]:
+        """Return the part that contains sample `number`, and the row in it."""
         if not 0 <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         part = int(np.searchsorted(self._begins, number, "right")) - 1
         return part, number - int(self._begins[part])
 
     def _gather(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the rows of the samples `numbers` as stored, from all parts."""
         if len(self._parts) == 1:
             return np.asarray(self._parts[0][numbers])
         stored = np.empty((len(numbers), *self._parts[0].shape[1:]), self._parts[0].dtype)
@@ -165,13 +167,17 @@ class _Rows(Source):
             stored[here] = self._parts[part][numbers[here] - self._begins[part]]
         return stored
 
-    def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Rows as they are delivered, from rows as they are stored."""
+    def _images(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return stored rows in the form in which samples are delivered."""
         return rows
 
 
 class ArraySource(_Rows):
-    """Samples that are the rows of `data`, with the rows of `target`."""
+    """Samples that are the rows of the array `data`; their targets are the rows of `target`.
+
+    `classes` are the names of the classes, in label order; with them, a label outside
+    0..len(classes)-1 is a BadSample. `name` describes the array in messages.
+    """
 
     def __init__(
         self, data: Any, target: Any, *, classes: tuple[str, ...] = (), name: str = "an array"
@@ -184,108 +190,118 @@ class ArraySource(_Rows):
 
     @property
     def data(self) -> NDArray[Any]:
-        """All samples."""
+        """Return the array of all samples."""
         return self._parts[0]
 
 
 class IdxSource(_Rows):
-    """The samples of two idx files, pictures and labels."""
+    """The samples of two idx files, `images` and `labels`; `classes` are the names of the classes.
+
+    Plain files are mapped, files that end in `.gz` are unpacked into memory.
+    """
 
     def __init__(
         self, images: str | Path, labels: str | Path, *, classes: tuple[str, ...] = ()
     ) -> None:
         self._pair = (str(images), str(labels))
         self._stamps = [stamp_of(name) for name in self._pair]
-        pictures, numbers = idx.read_pair(local_path(images), local_path(labels))
+        pixels, numbers = idx.read_pair(local_path(images), local_path(labels))
         if numbers.dtype.kind not in "iu":
-            raise DataError(
-                f"{labels}: expected labels that are whole numbers, found {numbers.dtype}"
-            )
-        super().__init__([pictures], [str(images)], numbers.astype(np.int64), classes)
-        self._header = 4 + 4 * pictures.ndim
+            raise DataError(f"{labels}: expected labels that are integers, found {numbers.dtype}")
+        super().__init__([pixels], [str(images)], numbers.astype(np.int64), classes)
+        self._header = 4 + 4 * pixels.ndim
         self._use_checksums()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _idx_source, (self._pair, self._stamps, self.classes)
 
-    def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
-        return rows.astype(
-            rows.dtype.newbyteorder("="), copy=False
-        )  # a copy only where elements have more than one byte
+    def _images(self, rows: NDArray[Any]) -> NDArray[Any]:
+        # Only elements of more than one byte are copied.
+        return rows.astype(rows.dtype.newbyteorder("="), copy=False)
 
 
 class CifarSource(_Rows):
-    """The samples of CIFAR-10's binary files, as its authors publish them; a folder means its
-    training files."""
+    """The samples of CIFAR-10's binary files, as its authors publish them.
+
+    `where` is a file, pattern or list of these, or a folder, of which the training files are read.
+    `classes` are the names of the classes (default: the lines of `batches.meta.txt` next to the
+    first file, if there is one).
+    """
 
     def __init__(self, where: Where, *, classes: tuple[str, ...] | None = None) -> None:
-        names = list_shards(
-            where,
-            lambda name: name.startswith("data_batch") and name.endswith(".bin"),
-            "data_batch_*.bin",
-        )
+        names = list_shards(where, _is_training_file, "data_batch_*.bin")
         if isinstance(where, str | Path) and local_path(where).is_dir():
             self.notes = _check_batches(where, names)
         self._stamps = [stamp_of(local_path(name)) for name in names]
         parts = [cifar.rows(local_path(name)) for name in names]
         target = np.concatenate([part[:, 0] for part in parts]).astype(np.int64)
-        super().__init__(
-            parts, names, target, _cifar_classes(names[0]) if classes is None else classes
-        )
+        classes = _cifar_classes(names[0]) if classes is None else classes
+        super().__init__(parts, names, target, classes)
         self._num_classes = len(self.classes) or cifar.NUM_CLASSES
         self._use_checksums()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _cifar_source, (self._names, self._stamps, self.classes)
 
-    def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
-        return cifar.pictures(rows)
+    def _images(self, rows: NDArray[Any]) -> NDArray[Any]:
+        return cifar.images(rows)
+
+
+def _is_training_file(name: str) -> bool:
+    return name.startswith("data_batch") and name.endswith(".bin")
 
 
 def _check_batches(folder: str | Path, names: Sequence[str]) -> tuple[str, ...]:
-    """DataError when one of the files in a folder is missing; a note where there are fewer than are
-    published."""
+    """Return a note for the user if a folder has fewer training files than are published.
+
+    Raise DataError if a file before the last one is missing.
+    """
     found = {int(match[1]) for name in names if (match := _BATCH.search(name))}
     missing = sorted(set(range(1, max(found, default=0) + 1)) - found)
     if missing:
         raise DataError(
-            f"{folder}: data_batch_{missing[0]}.bin is missing; copy it, or name the files to read"
-            f" by a pattern: '{folder}/data_batch_*.bin'"
+            f"{folder}: data_batch_{missing[0]}.bin is missing; copy it, or select the other files"
+            f" with a pattern: '{folder}/data_batch_*.bin'"
         )
     few = (
-        f"{folder}: has {len(found)} of the {_NUM_BATCHES} training files that CIFAR-10 is"
-        " published in"
+        f"{folder}: has {len(found)} of the {_NUM_BATCHES} training files of CIFAR-10 as published"
     )
     return (few,) if 0 < len(found) < _NUM_BATCHES else ()
 
 
 def _cifar_classes(name: str) -> tuple[str, ...]:
-    """The names beside the files, as the official archive has them."""
-    beside = local_path(name).with_name("batches.meta.txt")
+    """Return the names in `batches.meta.txt` next to the file `name`; () if there is no such file.
+
+    The official archive of CIFAR-10 contains it.
+    """
+    path = local_path(name).with_name("batches.meta.txt")
     try:
-        text = read_regular(beside, _MAX_NAMES_NBYTES).decode() if os.path.lexists(beside) else ""
+        text = read_regular(path, _MAX_NAMES_NBYTES).decode() if os.path.lexists(path) else ""
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{beside}: expected names of classes in UTF-8, found {error}; remove or mend it"
+            f"{path}: expected names of classes in UTF-8, found {error}; remove or correct it"
         ) from error
-    # A label is one byte.
-    if len(names := text.split()) > _MOST_CLASSES:
+    if len(names := text.split()) > _MAX_CLASSES:
         raise DataError(
-            f"{beside}: names {len(names)} classes, expected at most {_MOST_CLASSES}; remove or"
-            " mend it"
+            f"{path}: names {len(names)} classes, expected at most {_MAX_CLASSES}; remove or"
+            " correct it"
         )
     return tuple(names)
 
 
 def _crc(row: NDArray[Any], target: Any) -> int:
-    """Of the stored bytes and of the label, which may be in another file."""
-    picture = np.ascontiguousarray(row).reshape(-1).view(np.uint8)
-    return crc32c(picture) ^ crc32c(np.asarray(target).tobytes() + b"label")
+    """Return the checksum of a sample: of its stored bytes and of its label.
+
+    The label may be in another file.
+    """
+    image = np.ascontiguousarray(row).reshape(-1).view(np.uint8)
+    return crc32c(image) ^ crc32c(np.asarray(target).tobytes() + b"label")
 
 
 def _crc_index(
     name: str, part: NDArray[Any], target: NDArray[Any], progress: Progress | None
 ) -> Index:
+    """Return an index with the checksum of each row of a part."""
     crcs, stamp = np.empty(len(part), np.uint32), stamp_of(name)
     for row, stored in enumerate(part):
         crcs[row] = _crc(stored, target[row])
@@ -297,12 +313,14 @@ def _crc_index(
 
 
 def _idx_source(pair: tuple[str, str], stamps: list[Stamp], classes: tuple[str, ...]) -> IdxSource:
+    """Open the files of a pickled source; raise DataError if one was changed since."""
     source = IdxSource(*pair, classes=classes)
     check_unchanged(pair, stamps, source._stamps)
     return source
 
 
 def _cifar_source(names: list[str], stamps: list[Stamp], classes: tuple[str, ...]) -> CifarSource:
+    """Open the files of a pickled source; raise DataError if one was changed since."""
     source = CifarSource(names, classes=classes)
     check_unchanged(names, stamps, source._stamps)
     return source

@@ -1,8 +1,8 @@
-"""CRC32C (Castagnoli), the checksum of TFRecord files and of our own indexes, of anything with the
-buffer protocol, without a copy.
+"""CRC32C (Castagnoli), the checksum of TFRecord files and of allstep's indexes.
 
-`masked` is TFRecord's form of it: rotated and moved by a constant, so that the checksum of bytes
-that hold checksums is still a good one.
+It is computed without a copy from any object with the buffer protocol. `masked` is TFRecord's form
+of it: rotated, plus a constant, so that a checksum over bytes that contain checksums is still a
+good one.
 """
 
 from typing import Any
@@ -14,25 +14,24 @@ _MASK_DELTA = 0xA282EAD8
 
 
 def crc32c(content: Any) -> int:
-    """CRC32C of the bytes of `content`."""
-    if not isinstance(
-        content, bytes | np.ndarray
-    ):  # the library takes no memoryview, but an array over one
+    """Return the CRC32C of the bytes of `content`."""
+    # google_crc32c accepts no memoryview, but an array over one.
+    if not isinstance(content, bytes | np.ndarray):
         content = np.frombuffer(content, np.uint8) if len(content) else b""
     return int(google_crc32c.value(content))
 
 
 def crc32c_on(crc: int, content: Any) -> int:
-    """CRC32C of some bytes, whose checksum is `crc`, and those of `content` behind them."""
+    """Return the CRC32C of some bytes, whose own CRC32C is `crc`, followed by `content`."""
     array = np.frombuffer(content, np.uint8) if len(content) else b""
     return int(google_crc32c.extend(crc, array))
 
 
 def mask(crc: int) -> int:
-    """TFRecord's form of a CRC32C."""
+    """Return TFRecord's form of a CRC32C."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def masked(content: Any) -> int:
-    """The masked CRC32C of `content`, as TFRecord files hold it."""
+    """Return the masked CRC32C of `content`, as TFRecord files store it."""
     return mask(crc32c(content))

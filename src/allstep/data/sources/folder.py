@@ -1,19 +1,19 @@
-"""Class folders: `root/class/x.jpg`, one file per sample, the folder's name is the class.
+"""Class folders: `root/class/x.jpg`, one file per sample; the name of the folder is the class.
 
 ```
-root/                       classes: cat, dog (by name)
+root/                       classes: cat, dog (sorted by name)
   cat/a.jpg                 sample 0, target 0
-  cat/more/b.png            sample 1, target 0: folders in a class belong to it, but hidden ones
+  cat/more/b.png            sample 1, target 0: subfolders belong to the class, except hidden ones
   dog/c.jpeg                sample 2, target 1
   .allstep-index            paths and classes of all files
 ```
 
-Millions of files take minutes to list, so that is done once: the index holds every path, the names
-of all folders and when each of them was last changed. A file that is added, removed or renamed
-changes its folder's time, and the next opening lists anew. A file whose content changes does not:
-it is read when its turn comes, and what it holds is then what counts. Files have no checksum;
-`checksum=True` stores a CRC32C of each in the index, and every read is held against it, also of a
-file that was replaced; `again=True` stores new ones.
+Listing millions of files takes minutes, so it is done once: the index contains every path, and the
+name and modification time of every folder. A file that is added, removed or renamed changes the
+time of its folder, and the next opening lists all folders again. A file whose content changes does
+not; the content at the time of reading counts. Files have no checksum; `checksum=True` stores a
+CRC32C of each in the index, and every read is compared with it, also of a file that was replaced.
+`again=True` stores new ones.
 """
 
 import os
@@ -44,45 +44,37 @@ from allstep.errors import DataError
 from allstep.files.bounded import read_regular
 
 KIND = "folder"
-PICTURES = (
+IMAGES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".png", ".webp", ".avif"),
     *(".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".tif", ".tiff"),
 )
-# What usually lies beside pictures. Other files that are left out may be meant as pictures.
-_NO_PICTURES = (
-    *(
-        ".txt",
-        ".md",
-        ".html",
-        ".json",
-        ".jsonl",
-        ".csv",
-        ".tsv",
-        ".xml",
-        ".yaml",
-        ".yml",
-        ".log",
-        ".npy",
-        ".npz",
-    ),
-    *(".mat", ".pkl", ".db", ".ini", ".py", ".sh", ".zip", ".tar", ".gz", ".allstep-index"),
+# Suffixes of files that are usual next to images. Others that are left out may be meant as images.
+_NO_IMAGES = (
+    *(".txt", ".md", ".html", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".log"),
+    *(".npy", ".npz", ".mat", ".pkl", ".db", ".ini", ".py", ".sh", ".zip", ".tar", ".gz"),
+    ".allstep-index",
 )
-_MOST_ENDINGS = 5
+# Suffixes that a note lists.
+_MAX_SUFFIXES = 5
+# Files between two calls of a progress function.
 _EVERY = 4096
+# Nanoseconds: resolution of the file system's clock.
 _TICK_NS = 20_000_000
 
 
 class FolderSource(Source):
-    """The pictures of class folders; `suffixes` says which files are samples.
+    """The images of class folders below `root`: one sample per file, one class per folder.
 
-    `checksum` stores checksums where there are none yet, `again` in any case.
+    `suffixes` are the suffixes of files that are samples, others are left out. `checksum` stores a
+    CRC32C of each file that has none yet, `again` new ones for all files. `progress` is called with
+    (root, done, total) while the folders are listed.
     """
 
     def __init__(
         self,
         root: str | Path,
         *,
-        suffixes: tuple[str, ...] = PICTURES,
+        suffixes: tuple[str, ...] = IMAGES,
         checksum: bool = False,
         again: bool = False,
         progress: Progress | None = None,
@@ -96,7 +88,7 @@ class FolderSource(Source):
         self.notes = tuple(left_out_notes(str(root), index.extra.get("left_out")))
         if not len(self):
             raise DataError(
-                f"{root}: its {len(self.classes)} class folders hold no pictures"
+                f"{root}: its {len(self.classes)} class folders contain no images"
                 f" ({', '.join(self._suffixes)})"
             )
 
@@ -107,7 +99,7 @@ class FolderSource(Source):
         return len(self._target)
 
     def path(self, number: int) -> Path:
-        """The file of a sample."""
+        """Return the path of the file of sample `number`."""
         if not 0 <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         start, end = int(self._offsets[number]), int(self._offsets[number + 1])
@@ -138,16 +130,20 @@ class FolderSource(Source):
         return f"names of folders, numbered by sorted order ({len(self.classes)} classes)"
 
     def _fingerprint(self) -> tuple[int, int]:
-        """What another process must find, so that a number means the same file there."""
-        return len(self), crc32c(self._paths) ^ crc32c(self._offsets.view(np.uint8)) ^ crc32c(
-            self._target.view(np.uint8)
-        )
+        """Return the number of samples and a checksum of all paths and targets.
+
+        They are equal in two processes in which a sample number means the same file.
+        """
+        columns = (self._paths, self._offsets.view(np.uint8), self._target.view(np.uint8))
+        paths, offsets, targets = map(crc32c, columns)
+        return len(self), paths ^ offsets ^ targets
 
     def _index(self, checksum: bool, again: bool, progress: Progress | None) -> Index:
+        """Return the stored index, or a new one."""
+
         def build() -> Index:
-            return self._build(
-                checksum, None if again else stored_checksums(self._root, KIND), progress
-            )
+            before = None if again else stored_checksums(self._root, KIND)
+            return self._build(checksum, before, progress)
 
         needs = ("crc",) if checksum else ()
         return indexed(
@@ -155,8 +151,10 @@ class FolderSource(Source):
         )
 
     def _stamp_now(self) -> Stamp:
-        """The stamp of what is there now, as far as the folders that an index knows can tell; no
-        listing but of the root."""
+        """Return the current stamp of the folders that a stored index knows; {} without an index.
+
+        Only the root is listed.
+        """
         for place in index_places(self._root):
             if kept := read_index(place, KIND):
                 return self._stamp(
@@ -172,16 +170,15 @@ class FolderSource(Source):
         }
 
     def _build(self, checksum: bool, before: Index | None, progress: Progress | None) -> Index:
+        """List all files and return their index; `before` is an earlier one with checksums."""
         folders: dict[str, int] = {}
         paths: list[bytes] = []
         labels: list[int] = []
         classes = _classes(self._root)
         left_out: Counter[str] = Counter()
         for label, name in enumerate(classes):
-            found = sorted(
-                os.fsencode(path)
-                for path in _files(self._root, name, self._suffixes, folders, left_out)
-            )
+            listed = _files(self._root, name, self._suffixes, folders, left_out)
+            found = sorted(map(os.fsencode, listed))
             paths += found
             labels += [label] * len(found)
             if progress:
@@ -193,20 +190,20 @@ class FolderSource(Source):
         }
         if checksum or before:
             columns["crc"] = self._checksums(paths, _by_path(before) if before else {}, progress)
-        return Index(
-            columns, {"classes": classes, "left_out": dict(left_out)}, self._stamp(folders)
-        )
+        extra = {"classes": classes, "left_out": dict(left_out)}
+        return Index(columns, extra, self._stamp(folders))
 
     def _checksums(
         self, paths: list[bytes], before: dict[bytes, int], progress: Progress | None
     ) -> NDArray[np.uint32]:
-        """Those that were stored `before`, and for files that are new since, of what they hold now."""
+        """Return the checksums of all files: stored ones (`before`, by path), else computed now."""
         crcs = np.zeros(len(paths), np.uint32)
         for row, path in enumerate(paths):
             try:
                 known = before.get(path)
                 crcs[row] = known if known is not None else crc32c(self._bytes_of(path))
-            except OSError:  # reading it will say so
+            # Reading the sample reports it.
+            except OSError:
                 pass
             if progress and row % _EVERY == 0:
                 progress(str(self._root), row, len(paths))
@@ -214,13 +211,14 @@ class FolderSource(Source):
 
 
 def _classes(root: Path) -> list[str]:
+    """Return the names of the folders in `root`, sorted, without hidden ones."""
     try:
         with os.scandir(root) as entries:
             return sorted(
                 entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()
             )
     except OSError as error:
-        # Of an entry: a link that leads to itself.
+        # An entry may be the cause: a symbolic link to itself.
         raise DataError(f"{error.filename or root}: {error.strerror or error}") from error
 
 
@@ -231,9 +229,10 @@ def _files(
     folders: dict[str, int],
     left_out: Counter[str],
 ) -> Iterator[str]:
-    """Yield the paths, from `root` on, of all pictures in `folder`, at any depth.
+    """Yield the paths, relative to `root`, of all images below `folder`.
 
-    Adds each folder's time, taken before it is listed, and the endings of files that are left out.
+    Add each folder's modification time, read before it is listed, to `folders`, and the suffixes of
+    other files to `left_out`.
     """
     _wait_until_settled(root / folder)
     folders[folder] = _changed(root / folder)
@@ -257,29 +256,28 @@ def _files(
         yield from _files(root, name, suffixes, folders, left_out)
 
 
-def left_out_notes(root: str, endings: Any) -> Iterator[str]:
-    """Yield a note on files that may be meant as pictures and have other endings than those that
-    are read.
+def left_out_notes(root: str, suffixes: Any) -> Iterator[str]:
+    """Yield a note for the user on files that may be meant as images but have other suffixes.
 
-    endings: how many files have each, as counted; from an index, which may hold anything.
+    `suffixes` is the number of left-out files by suffix. It comes from an index, which may contain
+    anything.
     """
-    given = endings.items() if isinstance(endings, dict) else ()
+    given = suffixes.items() if isinstance(suffixes, dict) else ()
     counts = Counter(
-        {ending: n for ending, n in given if ending not in _NO_PICTURES and isinstance(n, int)}
+        {suffix: n for suffix, n in given if suffix not in _NO_IMAGES and isinstance(n, int)}
     )
     if counts:
-        some = [
-            f"{ending or 'none'} ({number})" for ending, number in counts.most_common(_MOST_ENDINGS)
-        ]
-        more = f" and {len(counts) - _MOST_ENDINGS} more" if len(counts) > _MOST_ENDINGS else ""
+        frequent = counts.most_common(_MAX_SUFFIXES)
+        some = [f"{suffix or 'none'} ({number})" for suffix, number in frequent]
+        more = f" and {len(counts) - _MAX_SUFFIXES} more" if len(counts) > _MAX_SUFFIXES else ""
         yield (
-            f"{root}: {counts.total()} files are left out, by the ends of their names: "
-            f"{', '.join(some)}{more}; pictures end in {', '.join(PICTURES)}"
+            f"{root}: {counts.total()} files are left out, by suffix: {', '.join(some)}{more};"
+            f" suffixes of images are {', '.join(IMAGES)}"
         )
 
 
 def _changed(folder: Path) -> int:
-    """When names in `folder` last changed; -1 where it is gone."""
+    """Return the modification time of `folder` in nanoseconds; -1 if it does not exist."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:
@@ -287,27 +285,28 @@ def _changed(folder: Path) -> int:
 
 
 def _wait_until_settled(folder: Path) -> None:
-    """A folder changed twice within a tick of the file system's clock keeps its time: list it only
-    when a later change would show."""
+    """Wait until a further change of `folder` would change its modification time.
+
+    Two changes within one tick of the file system's clock have the same time. A folder that was
+    listed between them would look unchanged.
+    """
     while 0 <= time.time_ns() - _changed(folder) < _TICK_NS:
         time.sleep(0.005)
 
 
 def _by_path(index: Index) -> dict[bytes, int]:
-    paths = index["paths"].tobytes()
-    return {
-        paths[start:end]: crc
-        for (start, end), crc in zip(
-            pairwise(index["offset"].tolist()), index["crc"].tolist(), strict=True
-        )
-    }
+    """Return the stored checksums by path."""
+    paths, spans = index["paths"].tobytes(), pairwise(index["offset"].tolist())
+    crcs = index["crc"].tolist()
+    return {paths[start:end]: crc for (start, end), crc in zip(spans, crcs, strict=True)}
 
 
 def _reopen(root: str, suffixes: tuple[str, ...], before: tuple[int, int]) -> FolderSource:
+    """Open the folder of a pickled source; raise DataError if its files have changed since."""
     source = FolderSource(root, suffixes=suffixes)
     if (now := source._fingerprint()) != before:
         counts = (
-            f"it had {before[0]} pictures and has {now[0]}"
+            f"it had {before[0]} images and has {now[0]}"
             if now[0] != before[0]
             else "its files have other names"
         )

@@ -2,15 +2,16 @@
 
 ```
 byte 0, 1   zero
-byte 2      type of an element: 0x08 uint8, 0x09 int8, 0x0B int16, 0x0C int32, 0x0D float32, 0x0E float64
+byte 2      type of an element: 0x08 uint8, 0x09 int8, 0x0B int16, 0x0C int32, 0x0D float32,
+            0x0E float64
 byte 3      number of dimensions d
-4 x d       the dimensions, big-endian uint32; the first counts the samples
+4 x d       the dimensions, big-endian uint32; the first is the number of samples
 rest        the elements, big-endian, the last dimension fastest
 ```
 
-`read` gives back an array: memory-mapped for a plain file (ranks of one host then share the pages),
-unpacked into memory for a `.gz`. Whatever is wrong with a file becomes a `DataError` that names it,
-with the bytes expected and found.
+`read` returns an array: memory-mapped for a plain file, so that the ranks of a host share the
+pages, unpacked into memory for a `.gz`. Any error in a file raises a `DataError` with its name and
+the bytes expected and found.
 """
 
 import gzip
@@ -36,15 +37,19 @@ _TYPES: Mapping[int, str] = {
     0x0D: ">f4",
     0x0E: ">f8",
 }
-_MOST_DIMENSIONS = 32  # numpy 1 has no more
-_MOST_ELEMENTS = 1 << 60
-_MOST_UNPACKED = 1032  # bytes that gzip makes of one, at most
+# The limit of numpy 1.
+_MAX_DIMENSIONS = 32
+_MAX_ELEMENTS = 1 << 60
+# Largest number of bytes that gzip unpacks from one byte.
+_MAX_RATIO = 1032
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
 def read(path: Path) -> NDArray[Any]:
-    """The array in the idx file at `path`; read-only, in the machine's byte order where it was
-    unpacked."""
+    """Return the array of the idx file at `path`, read-only.
+
+    A mapped array is big-endian, as stored; an unpacked one has the machine's byte order.
+    """
     try:
         return _read_packed(path) if path.suffix == ".gz" else _map_plain(path)
     except OSError as error:
@@ -56,32 +61,34 @@ def read(path: Path) -> NDArray[Any]:
 
 
 def read_pair(images: Path, labels: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Two idx files that belong together: the same number of samples, and one number per label."""
-    pictures, numbers = read(images), read(labels)
-    if 0 in pictures.shape[1:]:
+    """Return the arrays of two idx files; raise DataError unless there is one label per image."""
+    pixels, numbers = read(images), read(labels)
+    if 0 in pixels.shape[1:]:
         raise DataError(
-            f"{images}: expected pictures with 1 pixel or more, found shape {pictures.shape}"
+            f"{images}: expected images with 1 pixel or more, found shape {pixels.shape}"
         )
     if numbers.ndim != 1:
         raise DataError(
             f"{labels}: expected labels with 1 dimension, found {numbers.ndim}: shape"
             f" {numbers.shape}"
         )
-    if pictures.ndim < 2:
+    if pixels.ndim < 2:
         raise DataError(
-            f"{images}: expected pictures with 2 dimensions or more, found shape {pictures.shape}"
+            f"{images}: expected images with 2 dimensions or more, found shape {pixels.shape}"
         )
-    if len(pictures) != len(numbers):
+    if len(pixels) != len(numbers):
         raise DataError(
-            f"{labels}: expected {len(pictures)} labels, as many as pictures in {images.name},"
+            f"{labels}: expected {len(pixels)} labels, as many as images in {images.name},"
             f" found {len(numbers)}"
         )
-    return pictures, numbers
+    return pixels, numbers
 
 
 def write(path: Path, array: NDArray[Any]) -> None:
-    """Writes `array` as an idx file; a name that ends in `.gz` is compressed, with equal bytes for
-    equal arrays."""
+    """Write `array` as an idx file, compressed if the name ends in `.gz`.
+
+    Equal arrays give equal bytes: the compressed file contains no time.
+    """
     stored = array.astype(array.dtype.newbyteorder(">"))
     code = _CODES[">" + stored.dtype.str[1:]]
     content = (
@@ -108,12 +115,13 @@ def _read_packed(path: Path) -> NDArray[Any]:
             _check_memory(path, expected)
             content = _read_up_to(file, expected)
             trailing = len(file.read(1 << 16)) if len(content) == expected else 0
-    except EOFError as error:  # all of the array is there, but not gzip's checksum behind it
+    # The array is complete, but gzip's checksum after it is not.
+    except EOFError as error:
         raise DataError(
             f"{path}: is truncated: its {path.stat().st_size} bytes end before gzip's checksum"
         ) from error
     except gzip.BadGzipFile as error:
-        raise DataError(f"{path}: is not a whole gzip file ({error})") from error
+        raise DataError(f"{path}: is not a complete gzip file ({error})") from error
     except zlib.error as error:
         raise DataError(f"{path}: its compressed bytes are damaged ({error})") from error
     if trailing:
@@ -124,14 +132,14 @@ def _read_packed(path: Path) -> NDArray[Any]:
 
 
 def _check_memory(path: Path, expected: int) -> None:
-    """Raise DataError, before unpacking, where the array fits neither file nor memory."""
+    """Raise DataError if `expected` unpacked bytes exceed what the file can hold, or the memory."""
     packed = path.stat().st_size
-    if expected > _MOST_UNPACKED * packed:
+    if expected > _MAX_RATIO * packed:
         raise DataError(
             f"{path}: is truncated: expected {expected} unpacked bytes, found {packed} packed ones"
         )
     free = memory().available
-    # The array is there twice for a moment.
+    # The array is in memory twice for a moment.
     if 2 * expected > free:
         raise DataError(
             f"{path}: its {nbytes(packed)} unpack to {nbytes(expected)}, and {nbytes(free)} of"
@@ -140,9 +148,9 @@ def _check_memory(path: Path, expected: int) -> None:
 
 
 def _read_up_to(file: io.BufferedReader | gzip.GzipFile, expected: int) -> bytes:
-    """Up to `expected` bytes; fewer where the file ends before, or its compressed stream is cut.
+    """Return `expected` bytes, or fewer if the file ends earlier or its compressed stream is cut.
 
-    `read1` hands over what there is before a cut, where `read` would throw it away.
+    `read1` returns the bytes before a cut; `read` would discard them.
     """
     content = bytearray()
     try:
@@ -150,7 +158,8 @@ def _read_up_to(file: io.BufferedReader | gzip.GzipFile, expected: int) -> bytes
             chunk := file.read1(min(1 << 20, expected - len(content)))
         ):
             content += chunk
-    except EOFError:  # what gzip says of a stream without its end
+    # gzip raises this for a stream without its end.
+    except EOFError:
         pass
     return bytes(content)
 
@@ -158,6 +167,7 @@ def _read_up_to(file: io.BufferedReader | gzip.GzipFile, expected: int) -> bytes
 def _header(
     file: io.BufferedReader | gzip.GzipFile, path: Path
 ) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Read the header of an idx file; return element type and shape."""
     magic = _read_up_to(file, 4)
     if len(magic) < 4:
         raise DataError(f"{path}: expected at least 4 bytes of an idx header, found {len(magic)}")
@@ -166,17 +176,17 @@ def _header(
         raise DataError(
             f"{path}: is not an idx file: expected to begin with {expected}; found 0x{magic.hex()}"
         )
-    if magic[3] > _MOST_DIMENSIONS:
-        raise DataError(f"{path}: expected at most {_MOST_DIMENSIONS} dimensions, found {magic[3]}")
+    if magic[3] > _MAX_DIMENSIONS:
+        raise DataError(f"{path}: expected at most {_MAX_DIMENSIONS} dimensions, found {magic[3]}")
     sizes = _read_up_to(file, 4 * magic[3])
     if len(sizes) < 4 * magic[3]:
         raise DataError(
             f"{path}: expected {4 + 4 * magic[3]} bytes of idx header, found {4 + len(sizes)}"
         )
     shape = tuple(np.frombuffer(sizes, ">u4").tolist())
-    # numpy refuses such shapes also where one of the dimensions is 0.
-    if math.prod(size for size in shape if size) >= _MOST_ELEMENTS:
-        raise DataError(f"{path}: no file can hold its dimensions {shape}; they are damaged")
+    # numpy rejects such shapes even if one of the dimensions is 0.
+    if math.prod(size for size in shape if size) >= _MAX_ELEMENTS:
+        raise DataError(f"{path}: its dimensions {shape} are too large for any file: damaged")
     return np.dtype(_TYPES[magic[2]]), shape
 
 

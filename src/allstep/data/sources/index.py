@@ -1,26 +1,28 @@
-"""Indexes: what a walk through a shard found, kept in a small file so that nobody walks twice.
+"""Indexes: the offsets of all samples of a shard in a small file, so that it is scanned only once.
 
 ```
 8 bytes    b"allstepI"
 4 bytes    length of the description, little-endian
-4 bytes    CRC32C of all that follows
-           the description, JSON: format, kind, stamp, columns (name -> type, place, count), extra
-           (whatever the kind needs) the columns, each beginning at a multiple of 64 bytes: arrays
-           of one number per sample, or per damaged sample, or names
+4 bytes    CRC32C of all bytes that follow
+           the description, JSON: format, kind, stamp, columns (name -> type, offset, count), extra
+           (further values that the kind of source needs)
+           the columns, each aligned to 64 bytes: arrays with one number per sample, or per damaged
+           sample, or names
 ```
 
-An index is beside its shard (`.x.tfrecord.allstep-index`), or in the cache folder when the shard is
-remote or its folder cannot be written. It is mapped, not loaded: a TFRecord sample takes 12 bytes
-of it, which all processes of a host share. It is used when it is whole (CRC), of the right kind,
-and made for the file as it is now (stamp: size and time of change); anything else is as good as no
-index, and the shard is walked again. Checksums (`crc`, where somebody asked for them) outlive that:
-they are what a changed file is held against, until new ones are asked for. A new index appears
-whole, by a rename. Processes that open the same shard at once take turns (`files.lock`). Where no
-index can be written, full disk or read-only cache, it stays in memory.
+An index is stored next to its shard (`.x.tfrecord.allstep-index`), or in the cache folder if the
+shard is remote or its folder is not writable. It is mapped, not loaded: a TFRecord sample takes 12
+bytes of it, which all processes of a host share. It is valid if it is complete (CRC), of the right
+kind, and built for the current version of the file (stamp: size and modification time). An invalid
+index is ignored, and the shard is scanned again. Checksums (column `crc`, stored on request) remain
+in use after the file has changed: its samples are compared with them, until new ones are requested.
+A new index appears complete, by a rename. A lock (`files.lock`) makes processes that open the same
+shard build its index one at a time. If no index can be written (full disk, read-only cache), it
+stays in memory.
 
-Format 2 has, for TFRecords and tars, what labels are stored as (`extra["labels"]`, see `labels`).
-An index of format 1 is read as well; the labels are then looked at when the source is opened, and
-the index is written again.
+Format 2 contains, for TFRecord and tar files, how labels are stored (`extra["labels"]`, see
+`labels`). An index of format 1 is read too: opening the source then reads the labels and writes the
+index again.
 """
 
 import json
@@ -40,29 +42,34 @@ from allstep.data.cache import cache_folder
 from allstep.data.sources.files import Stamp, is_remote, local_path, lockable
 from allstep.data.sources.mapping import map_file
 from allstep.errors import DataError
+from allstep.files.atomic import write_atomic
 from allstep.files.bounded import open_regular
 from allstep.files.lock import in_turn
-from allstep.files.whole import write_whole
 
 FORMAT = 2
-_READABLE = 1  # the format before this one: the same, but without what labels are stored as
+# The previous format, which lacks only the information on labels.
+_READABLE = 1
 _MAGIC = b"allstepI"
 _HEAD = struct.Struct("<8sII")
 _ALIGN = 64
 _CHUNK = 1 << 20
 
 Progress = Callable[[str, int, int], None]
-"""Told, as an index is built: the file's name, how much is done, of how much (bytes; files for a
-folder)."""
+"""Called while an index is built: name of the file, amount done, total amount.
+
+The unit is bytes; for class folders it is classes, then files."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """Columns by name, what else the kind of source must know, and what the index was made for."""
+    """The index of one shard or folder."""
 
     columns: Mapping[str, NDArray[Any]]
+    """Arrays by name, such as "offset" and "length"."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further values that the kind of source needs; JSON can hold them."""
     stamp: Stamp = field(default_factory=dict)
+    """The version of the file that the index was built for."""
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.columns[name]
@@ -81,30 +88,31 @@ def indexed(
     again: bool = False,
     must_write: bool = False,
 ) -> Index:
-    """The index of `where`: the one that is kept, if it is right and has the columns `needs`, else
-    what `build` makes of it.
+    """Return the stored index of `where` if it is valid and has the columns `needs`, else build it.
 
-    `build` must fill in the stamp, taken before it looked: then a change in the meantime shows.
-    `again`: build in any case. `must_write`: an index that can only stay in memory will not do.
+    - `kind`: the kind of source, such as "tfrecord".
+    - `stamp`: returns the current stamp of the file.
+    - `build`: builds the index. Its stamp must be read before the content, so that a later opening
+      detects a change in the meantime.
+    - `again`: build the index even if a valid one is stored.
+    - `must_write`: raise DataError if the new index cannot be written.
     """
     places = index_places(where)
-    if not again and (kept := find_index(places, kind, stamp(), needs)):
-        return kept
+    if not again and (found := find_index(places, kind, stamp(), needs)):
+        return found
     with in_turn(lockable(where)):
-        if not again and (
-            kept := find_index(places, kind, stamp(), needs)
-        ):  # another process made it while we waited
-            return kept
+        # Another process may have built it while this one waited for the lock.
+        if not again and (found := find_index(places, kind, stamp(), needs)):
+            return found
         made = build()
     if place := write_somewhere(where, kind, made, must_write):
-        return (
-            find_index((place,), kind, made.stamp, needs) or made
-        )  # mapped, so that processes share it
+        # Read it back mapped, so that processes share its memory.
+        return find_index((place,), kind, made.stamp, needs) or made
     return made
 
 
 def index_places(where: str | Path) -> tuple[Path, ...]:
-    """Where the index of `where` may be, the best place first."""
+    """Return the paths that the index of `where` may have, the preferred one first."""
     key = str(where) if is_remote(where) else str(local_path(where).absolute())
     # A path may be bytes that are not UTF-8.
     name = blake2b(os.fsencode(key), digest_size=16).hexdigest()
@@ -112,16 +120,14 @@ def index_places(where: str | Path) -> tuple[Path, ...]:
     if is_remote(where):
         return (in_cache,)
     path = local_path(where)
-    beside = (
-        path / ".allstep-index" if path.is_dir() else path.with_name(f".{path.name}.allstep-index")
-    )
-    return (beside, in_cache)
+    next_to_shard = path.with_name(f".{path.name}.allstep-index")
+    return (path / ".allstep-index" if path.is_dir() else next_to_shard, in_cache)
 
 
 def find_index(
     places: tuple[Path, ...], kind: str, stamp: Stamp, needs: tuple[str, ...] = ()
 ) -> Index | None:
-    """The first index in `places` that is right."""
+    """Return the first valid index in `places` that has the columns `needs`."""
     for place in places:
         found = read_index(place, kind, stamp)
         if found and all(name in found for name in needs):
@@ -130,8 +136,10 @@ def find_index(
 
 
 def read_index(place: Path, kind: str, stamp: Stamp | None = None) -> Index | None:
-    """The index in the file `place`, mapped; None when there is none, or it is damaged, foreign or
-    not made for `stamp`."""
+    """Return the index in the file `place`, mapped.
+
+    None if there is none, or it is damaged, of another kind, or not built for `stamp` (None: any).
+    """
     try:
         with open_regular(place) as file:
             if not _is_whole(file):
@@ -154,25 +162,27 @@ def read_index(place: Path, kind: str, stamp: Stamp | None = None) -> Index | No
 
 
 def stored_checksums(where: str | Path, kind: str) -> Index | None:
-    """The index of `where` that holds checksums, also when `where` was changed since: what they
-    were stored for must still be true."""
+    """Return the index of `where` that has checksums, even if `where` was changed since.
+
+    The checksums describe the content that the user confirmed; a changed file must still match it.
+    """
     found = (read_index(place, kind) for place in index_places(where))
     return next((index for index in found if index and "crc" in index), None)
 
 
 def not_as_stored(found: int, stored: int) -> str:
-    """What is said of a sample whose checksum is another than the one that was stored."""
-    remedy = "if the change was wanted, `allstep data index --checksum` stores new ones"
+    """Return the reason for a bad sample whose checksum differs from the stored one."""
+    remedy = "if the change is intended, `allstep data index --checksum` stores new ones"
     return (
-        f"its CRC32C is {found:#010x}, the index says {stored:#010x}: damaged or changed since"
-        f" checksums were stored; {remedy}"
+        f"its CRC32C is {found:#010x}, expected {stored:#010x} as in the index: damaged or changed"
+        f" since checksums were stored; {remedy}"
     )
 
 
 def write_somewhere(where: str | Path, kind: str, index: Index, must: bool = False) -> Path | None:
-    """Writes the index of `where` to the best place that can be written.
+    """Write the index of `where` to the first place that is writable; return that place.
 
-    None where there is none; an error if it `must` be written.
+    Return None if there is none; raise DataError instead if it `must` be written.
     """
     places = index_places(where)
     for place in places:
@@ -181,17 +191,17 @@ def write_somewhere(where: str | Path, kind: str, index: Index, must: bool = Fal
     if must:
         tried = " nor ".join(map(str, places))
         raise DataError(
-            f"{where}: its index cannot be written, neither {tried}; ALLSTEP_CACHE names another"
-            " folder"
+            f"{where}: its index cannot be written, neither {tried}; set ALLSTEP_CACHE to a folder"
+            " that is writable"
         )
     return None
 
 
 def write_index(place: Path, kind: str, index: Index) -> bool:
-    """Writes `index` to the file `place`, whole or not at all; False where that is not possible."""
+    """Write `index` to the file `place`, completely or not at all; return False on failure."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with write_whole(place) as file:
+        with write_atomic(place) as file:
             file.write(_HEAD.pack(_MAGIC, 0, 0))
             length, crc = _write_body(file, kind, index)
             file.seek(0)
@@ -202,7 +212,10 @@ def write_index(place: Path, kind: str, index: Index) -> bool:
 
 
 def _is_whole(file: Any) -> bool:
-    """Reads instead of mapping: memory that was only checked should not count as the process's own."""
+    """Return whether the CRC of an index file is right.
+
+    It is read, not mapped: pages that were only checked should not count as the process's memory.
+    """
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or not head.startswith(_MAGIC):
         return False
@@ -217,30 +230,27 @@ def _column(view: memoryview, dtype: str, start: int, count: int) -> NDArray[Any
 
 
 def _write_body(file: Any, kind: str, index: Index) -> tuple[int, int]:
-    """Writes all but the head; gives back what the head must say: the description's length and the
-    CRC."""
+    """Write everything after the header; return the length of the description, and the CRC."""
     columns = {name: np.ascontiguousarray(column) for name, column in index.columns.items()}
     about = _describe(kind, index, columns)
     crc, position = google_crc32c.value(about), _HEAD.size + len(about)
     file.write(about)
     for column in columns.values():
-        for piece in (
-            bytes(-position % _ALIGN),
-            column.view(np.uint8).data if column.size else b"",
-        ):
-            for start in range(0, len(piece), _CHUNK):
-                chunk = bytes(piece[start : start + _CHUNK])
+        content = column.view(np.uint8).data if column.size else b""
+        for part in (bytes(-position % _ALIGN), content):
+            for start in range(0, len(part), _CHUNK):
+                chunk = bytes(part[start : start + _CHUNK])
                 crc = google_crc32c.extend(crc, chunk)
                 file.write(chunk)
-            position += len(piece)
+            position += len(part)
     return len(about), crc
 
 
 def _describe(kind: str, index: Index, columns: Mapping[str, NDArray[Any]]) -> bytes:
-    """The description.
+    """Return the description of an index, padded to a length known in advance.
 
-    Where columns begin depends on its length: that is settled by leaving room for the largest
-    places.
+    It contains the offsets of the columns, which depend on its own length. Room for the largest
+    possible offsets resolves that.
     """
     about: dict[str, Any] = {
         "format": FORMAT,

@@ -1,13 +1,13 @@
-"""What the labels of a shard are stored as, kept in the shard's index.
+"""How the labels of a shard are stored, as an entry of the shard's index.
 
 ```
 extra["labels"] = {"in": "label", "whole": false, "stored": {"numbers": 32, "texts": 0, ...}}
-                    feature or      whether all samples were     what was counted (`labels.Stored`)
-                    extension       read, or only a few of them
+                    feature or      whether all samples were     the counts
+                    extension       read, or only a few          (`labels.StoredLabels`)
 ```
 
-The walk that builds an index looks at the labels as well, while all bytes are at hand. An index
-from before labels were kept, or of another feature, is completed when the shard is opened.
+The scan that builds an index reads the labels too, while all bytes are available. An index of the
+format without labels, or for another feature, is completed when the shard is opened.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,18 @@ from allstep.data.sources.unpack import all_content
 from allstep.files.lock import in_turn
 
 
-def noted(place: str, stored: StoredLabels, whole: bool) -> dict[str, Any]:
-    """The entry of an index's `extra`."""
+def labels_entry(place: str, stored: StoredLabels, whole: bool) -> dict[str, Any]:
+    """Return the entry on labels for the `extra` of an index.
+
+    `place` is the feature or extension of the labels; `whole`: all samples of the shard were read.
+    """
     return {"labels": {"in": place, "whole": whole, "stored": stored.to_json()}}
 
 
-def kept(index: Index, place: str, whole: bool) -> StoredLabels | None:
-    """What an index says of the labels in `place`: of the `whole` shard, or of a few.
+def indexed_labels(index: Index, place: str, whole: bool) -> StoredLabels | None:
+    """Return the counts of an index for the labels in `place`; None if it has none.
 
-    None: nothing.
+    With `whole`, only counts over all samples of the shard will do.
     """
     about = index.extra.get("labels", {})
     if about.get("in") != place or (whole and not about["whole"]):
@@ -37,7 +40,7 @@ def kept(index: Index, place: str, whole: bool) -> StoredLabels | None:
     return StoredLabels.from_json(about["stored"])
 
 
-def completed(
+def index_with_labels(
     where: str,
     kind: str,
     index: Index,
@@ -45,10 +48,10 @@ def completed(
     whole: bool,
     look: Callable[[memoryview], tuple[StoredLabels, bool]],
 ) -> Index:
-    """An index of `where` that says what labels in `place` are stored as.
+    """Return an index of `where` that has the counts for the labels in `place`.
 
-    It is `index` itself, one in the cache, or a new one.
-    `look` gets all bytes of the shard, and returns what it counted and whether it read all samples.
+    It is `index` itself, one in the cache, or a new one. `look` gets all bytes of the shard, and
+    returns the counts and whether it read all samples.
     """
     if found := _find(where, kind, index, place, whole):
         return found
@@ -59,16 +62,18 @@ def completed(
         file = open_file(where)
         check_unchanged([where], [index.stamp], [file.stamp])
         with all_content(file, index.extra["packed"]) as view:
-            extra = noted(place, *look(view))
+            extra = labels_entry(place, *look(view))
         made = replace(index, extra={**index.extra, **extra})
         any(write_index(file, kind, made) for file in index_places(where))
     return made
 
 
 def _find(where: str, kind: str, index: Index, place: str, whole: bool) -> Index | None:
-    """The first one that says it: a folder that cannot be written keeps an old one, the cache has
-    the new one."""
-    if kept(index, place, whole):
+    """Return the first index that has the counts: `index` itself, or a stored one.
+
+    A folder that is not writable keeps an old index, while the cache has the new one.
+    """
+    if indexed_labels(index, place, whole):
         return index
     others = (read_index(file, kind, index.stamp) for file in index_places(where))
-    return next((other for other in others if other and kept(other, place, whole)), None)
+    return next((each for each in others if each and indexed_labels(each, place, whole)), None)

@@ -1,21 +1,22 @@
 """How a dataset stores its labels, decided once for all of its samples.
 
 ```
-stored                              kind      for example        target
-numbers: int64, JSON's              NUMBERS   3                  the number, less labels_from
-text, an integer in every sample    INTEGERS  b"3", b"+3", "03"  the same
-other text                          NAMES     b"tench", b"12"    line of classes.txt, else sorted order
+stored                              kind      example            target
+numbers: int64, JSON's              NUMBERS   3                  the number minus labels_from
+text, an integer in every sample    INTEGERS  b"3", b"+3", "03"  the number minus labels_from
+other text                          NAMES     b"tench", b"12"    line of classes.txt, or sorted
 ```
 
-`Tally` counts what the samples of one shard store (`StoredLabels`, kept in the shard's index).
-`decide` makes one `Labeling` of all shards, from the files alone, so all ranks and worker processes
-number alike. Where a dataset has numbers and text, the more frequent of the two is its kind (ties:
-the one that comes first). A sample of the other kind is a bad sample, and so is a label that is
-empty, not text, or a name that `classes.txt` does not list.
+`Tally` counts the kinds of labels in one shard (`StoredLabels`, stored in the shard's index).
+`decide` derives one `Labeling` from all shards. It depends on the files only, so all ranks and
+loader workers number labels the same way. If a dataset has numbers and text, the more frequent of
+the two is its kind (on a tie, the one that comes first). A sample of the other kind is a bad
+sample, and so is one with a label that is empty, not text, or a name that `classes.txt` does not
+list.
 
-Text is UTF-8 without control characters; spaces and line ends around it do not count. An integer is
+Text is UTF-8 without control characters; spaces and line ends around it are ignored. An integer is
 1 to 18 ASCII digits with an optional sign. Only text of samples whose checksum is right counts: one
-flipped bit in a shard must not make names of all its integers.
+flipped bit in a shard must not turn all of its integers into names.
 """
 
 import os
@@ -29,47 +30,51 @@ from zlib import crc32
 from allstep.errors import DataError
 
 NUMBERS, INTEGERS, NAMES = "numbers", "text, integers", "text, class names"
+SORTED_ORDER = "sorted order"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-# Also the characters at which str.splitlines divides: a name must be a line of classes.txt.
+# Includes the characters at which str.splitlines divides: a name must be one line of classes.txt.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SHOWN = 40
 
 
 @dataclass(frozen=True)
 class StoredLabels:
-    """What the samples of one shard store as labels: how many numbers and texts, and which texts."""
+    """Counts of the labels that the samples of one shard store."""
 
     numbers: int = 0
+    """Labels that are numbers."""
     texts: int = 0
+    """Labels that are text or other bytes."""
     text_first: bool = False
+    """Whether the first label is text."""
     names: tuple[str, ...] = ()
     """Distinct texts that can be read, sorted."""
     problem: str = ""
-    """Why the first of the other texts cannot be."""
+    """Why the first unreadable text cannot be read."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that `from_json` takes."""
+        """Return values that JSON can hold; `from_json` reverses it."""
         return {**vars(self), "names": list(self.names)}
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "StoredLabels":
-        """What `to_json` was called on."""
+        """Return the object that `to_json` was called on."""
         return StoredLabels(**{**content, "names": tuple(content["names"])})
 
 
 class Tally:
-    """Counts the labels of one shard, sample by sample."""
+    """A count of the labels of one shard, sample by sample."""
 
     def __init__(self) -> None:
         self._numbers = self._texts = 0
         self._text_first = False
         self._names: set[str] = set()
-        # Contents whose text is among the names: most labels need one lookup.
+        # Stored bytes whose text is among the names, so that most labels need one lookup.
         self._known: set[Any] = set()
         self._problem = ""
 
     def add(self, stored: Any, is_sound: Callable[[], bool] = lambda: True) -> None:
-        """Counts one label; `is_sound` checks its sample, and is called for a text that is new."""
+        """Count one label; `is_sound` checks its sample, and is called only for a new text."""
         if type(stored) is bytes and stored in self._known:
             self._texts += 1
         elif is_text(stored):
@@ -90,7 +95,7 @@ class Tally:
             self._known.add(stored)
 
     def stored(self) -> StoredLabels:
-        """What was counted."""
+        """Return the counts so far."""
         names = tuple(sorted(self._names))
         return StoredLabels(self._numbers, self._texts, self._text_first, names, self._problem)
 
@@ -100,24 +105,25 @@ class Labeling:
     """How the labels of a dataset are stored and numbered."""
 
     kind: str = NUMBERS
+    """NUMBERS, INTEGERS or NAMES."""
     place: str = ""
-    """The feature, or a tar's extension, that holds the label."""
+    """The feature, or the extension in a tar, that contains the label."""
     classes: tuple[str, ...] = ()
-    """For NAMES: the names, in the order of their numbers."""
+    """For NAMES: the names, in label order."""
     order: str = ""
-    """For NAMES: what that order is."""
+    """For NAMES: what numbers them, such as "classes.txt"; for messages."""
     problem: str = field(default="", compare=False)
-    """Why no label at all can be read, where that is so."""
+    """Why none of the labels can be read; "" if some can."""
 
     @property
     def is_named(self) -> bool:
-        """Whether labels are class names."""
+        """Return whether labels are class names."""
         return self.kind == NAMES
 
     def value(self, stored: Any) -> Any:
-        """The number that a label stands for; a label that is no text as it is.
+        """Return the number of a stored label; raise ValueError for a bad label.
 
-        ValueError: a bad label.
+        With kind NUMBERS, return the label as it is: it may also be an array.
         """
         if self.kind == NUMBERS:
             if is_text(stored):
@@ -133,6 +139,7 @@ class Labeling:
         return self._number(text) if self.is_named else _integer(text)
 
     def _number(self, name: str) -> int:
+        """Return the number of a class name; raise ValueError unless there is exactly one."""
         found = self._numbers.get(name, ())
         if len(found) == 1:
             return found[0]
@@ -154,11 +161,11 @@ class Labeling:
         return numbers
 
     def key(self) -> list[Any]:
-        """Plain values that differ where labels are numbered differently; none for NUMBERS."""
+        """Return values that differ for labelings that number differently; [] for NUMBERS."""
         return [] if self.kind == NUMBERS else [self.kind, crc32("\n".join(self.classes).encode())]
 
     def describe(self) -> str:
-        """One line: where labels are, what they are, and how they are numbered."""
+        """Return one line: where labels are stored, of which kind, and how they are numbered."""
         if self.problem:
             return f"{self.place}: none can be read; the first: {self.problem}"
         if not self.is_named:
@@ -172,21 +179,19 @@ class Labeling:
 
 
 AS_NUMBERS = Labeling()
-"""The labeling of sources that store numbers, or of which nothing is known."""
+"""The labeling of sources that store numbers, or whose labels are not known."""
 
 
 def decide(
     place: str, shards: Sequence[StoredLabels], listed: tuple[str, ...], given: tuple[str, ...] = ()
 ) -> Labeling:
-    """The labeling of a dataset that stores its labels in `place`, and has these `shards`.
+    """Return the labeling of a dataset that stores its labels in `place`, from counts per shard.
 
     Names are numbered by `listed`, the lines of `classes.txt`; without them by `given`, the classes
-    of another dataset; without both by sorted order. Where one text is a `given` name, all of them
-    are names.
+    of another split; without both by sorted order. If one text is a `given` name, all of them are
+    names.
     """
-    numbers, texts = sum(each.numbers for each in shards), sum(each.texts for each in shards)
-    text_first = next((each.text_first for each in shards if each.numbers or each.texts), False)
-    if texts < numbers or (texts == numbers and not text_first):
+    if not _is_mostly_text(shards):
         return Labeling(NUMBERS, place)
     found = sorted({name for each in shards for name in each.names})
     if not found:
@@ -196,13 +201,19 @@ def decide(
         return Labeling(INTEGERS, place)
     if listed:
         return Labeling(NAMES, place, listed, "classes.txt")
-    return Labeling(
-        NAMES, place, given or tuple(found), "the given classes" if given else "sorted order"
-    )
+    order = "the given classes" if given else SORTED_ORDER
+    return Labeling(NAMES, place, given or tuple(found), order)
+
+
+def _is_mostly_text(shards: Sequence[StoredLabels]) -> bool:
+    """Return whether more labels are text than numbers; on a tie, whether the first one is."""
+    numbers, texts = sum(each.numbers for each in shards), sum(each.texts for each in shards)
+    text_first = next((each.text_first for each in shards if each.numbers or each.texts), False)
+    return texts > numbers or (texts == numbers and text_first)
 
 
 def is_text(stored: Any) -> bool:
-    """Whether a label is stored as text, or at least as bytes."""
+    """Return whether a label is stored as text or other bytes."""
     return isinstance(stored, bytes | str) or (
         isinstance(stored, list) and bool(stored) and _is_bytes(stored)
     )
@@ -213,13 +224,13 @@ def _is_bytes(values: Iterable[Any]) -> bool:
 
 
 def check_class_names(names: Iterable[str]) -> None:
-    """Raise DataError unless each name is one line of text: `classes.txt` has a line for each."""
+    """Raise DataError unless each name is one line of text: `classes.txt` has one line per name."""
     for name in names:
         if not _is_line(name):
-            # As bytes: the name of a folder may be any.
+            # As bytes: the name of a folder may be any bytes.
             shown = os.fsencode(name)
-            what = "its name is no line of text in UTF-8"
-            raise DataError(f"class {shown!r}: {what}; give it another and try again")
+            what = "its name is not one line of text in UTF-8"
+            raise DataError(f"class {shown!r}: {what}; rename it and try again")
 
 
 def _is_line(name: str) -> bool:
@@ -230,12 +241,12 @@ def _is_line(name: str) -> bool:
 
 
 def is_integer(text: str) -> bool:
-    """Whether a text is an integer."""
+    """Return whether a text is an integer of 1 to 18 digits."""
     return _INTEGER.fullmatch(text) is not None
 
 
 def text_of(stored: Any) -> str:
-    """The text of a label, without spaces around it; ValueError where it is empty or not text."""
+    """Return the text of a label without spaces around it; ValueError if empty or not text."""
     if isinstance(stored, list):
         raise ValueError(f"its label has {len(stored)} values, expected one")
     try:
@@ -252,13 +263,16 @@ def text_of(stored: Any) -> str:
 
 
 def shown(stored: Any) -> str:
-    """A label as a message shows it: one line, not too long."""
+    """Return a label for a message: one line, of limited length."""
     text = repr(stored)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _in_64_bits(stored: Any) -> Any:
-    """Return `stored`; ValueError where no tensor holds it: JSON may have thousands of digits."""
+    """Return `stored`; ValueError for an integer over 64 bits, which no tensor can hold.
+
+    A number in JSON may have thousands of digits.
+    """
     if isinstance(stored, int) and not -(1 << 63) <= stored < 1 << 63:
         raise ValueError(
             f"its label has {len(str(abs(stored)))} digits, expected a number of 64 bits"

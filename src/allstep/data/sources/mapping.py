@@ -1,17 +1,17 @@
-"""A file as memory: read-only, shared with every process that maps it, and without an open
+"""Map files into memory: read-only, shared by all processes that map them, without an open
 descriptor.
 
-Python's own `mmap` keeps a descriptor open for each map (until 3.13), and a set of a thousand
-shards with a thousand indexes would meet the usual limit of 1,024. The kernel needs none: the file
-may be closed once it is mapped.
+Python's `mmap` keeps a descriptor open per mapping (until 3.13). A dataset of a thousand shards
+with a thousand indexes would exceed the usual limit of 1,024. The kernel needs none: a file may be
+closed once it is mapped.
 
 ```
-open -> fstat -> mmap(2) -> close         what is left is memory; any view of it keeps it mapped, the last view's end unmaps it
+open -> fstat -> mmap(2) -> close         views keep the memory mapped; the last view unmaps it
 ```
 
-The size is taken from the open file. A file that is cut shorter afterwards, while it is mapped,
-ends the process when the lost part is touched (SIGBUS): sets are replaced by renaming a new file
-over the old one, never by writing into it. docs/data.md says so.
+The size is that of the open file. If a file is truncated while it is mapped, the process gets a
+SIGBUS when it reads the lost bytes. Therefore a dataset must be replaced by renaming a new file
+over the old one, never by writing into it (docs/data.md).
 """
 
 import ctypes
@@ -40,7 +40,7 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 def map_file(path: str | Path) -> tuple[memoryview, os.stat_result]:
     """Map the regular file at `path`; return its bytes and its status.
 
-    Raises OSError, also for a pipe or device.
+    Raise OSError if it cannot be mapped, also for a pipe or device.
     """
     # Without O_NONBLOCK, opening a pipe would wait until another process opens its other end.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -53,7 +53,8 @@ def map_file(path: str | Path) -> tuple[memoryview, os.stat_result]:
 
 
 def _map(descriptor: int, size: int) -> memoryview:
-    if not size:  # mmap(2) refuses to map nothing
+    # mmap(2) rejects a length of 0.
+    if not size:
         return memoryview(b"")
     address = _libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
     if address == _FAILED:
@@ -61,7 +62,6 @@ def _map(descriptor: int, size: int) -> memoryview:
             ctypes.get_errno(), f"mmap of {size} bytes: {os.strerror(ctypes.get_errno())}"
         )
     memory = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(
-        memory, _libc.munmap, address, size
-    ).atexit = False  # a thread may still read when the program ends
+    # Not at exit: a thread may still read when the program ends.
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
     return memoryview(memory).cast("B").toreadonly()

@@ -1,22 +1,23 @@
-"""What every source of samples is: a numbered collection from which any sample can be read at once.
+"""The interface of all sources: samples with numbers, each of which can be read in constant time.
 
 ```
-Source      len(source)                how many samples
-            source.read(number)        -> Sample(data, target, fields)      BadSample when it cannot
-            be given as good source.block(numbers)      -> Block(data, target) | None        many at
-            once, where samples are equal arrays source.place(number)       -> Place(file, offset)
-            where it lies, for messages and the quarantine list source.classes             names of
-            the classes, or () source.labeling            how labels are stored, and names numbered
-            labels
+len(source)             number of samples
+source.read(number)     -> Sample(data, target, fields); raises BadSample for a damaged one
+source.block(numbers)   -> Block(data, target) | None: many at once, if samples are arrays of one
+                           shape
+source.place(number)    -> Place(file, offset): where it is stored, for messages and the list of
+                           bad samples
+source.classes          names of the classes, or ()
+source.labeling         how labels are stored and names numbered (`labels`)
 ```
 
-`data` is what was stored: the bytes of an encoded picture (anything with the buffer protocol), or
-an array (height, width, channels) or (height, width). Decoding is not a source's work. `target` is
-the class number, or whatever array the set stores for one sample. `fields` holds further features
+`data` is the stored content: the bytes of an encoded image (any object with the buffer protocol),
+or an array (height, width, channels) or (height, width). A source does not decode. `target` is the
+class number, or the array that the dataset stores for a sample. `fields` contains further features
 by name.
 
-A source is read from many threads at once and holds no position. Pickled, it is a description: the
-process that unpickles it opens the files anew.
+Many threads may read a source at once; it has no position. A pickled source is a description: the
+process that unpickles it opens the files again.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +34,7 @@ from allstep.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a sample lies: a file (or URL), and the byte in it where the sample begins."""
+    """Where a sample is stored: a file (or URL), and the offset of its first byte in it."""
 
     file: str
     offset: int = 0
@@ -43,9 +44,9 @@ class Place:
 
 
 class BadSample(DataError):
-    """One sample that cannot be delivered as good.
+    """The error of reading a sample that is damaged, or whose label is wrong.
 
-    Loaders skip it within a budget; everybody else may show it to the user.
+    Loaders skip such samples up to a limit; other callers may report them to the user.
     """
 
     def __init__(self, number: int, place: Place, reason: str) -> None:
@@ -56,7 +57,7 @@ class BadSample(DataError):
         return type(self), (self.number, self.place, self.reason)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: what a line of every list of bad samples holds."""
+        """Return the values of one line of a list of bad samples."""
         return {
             "number": self.number,
             "file": self.place.file,
@@ -67,7 +68,7 @@ class BadSample(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a source has under one number."""
+    """One sample of a source: stored data, target (default 0), and further fields by name."""
 
     data: Any
     target: Any = 0
@@ -76,9 +77,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Samples that are arrays of one shape, stacked:
+    """Samples that are arrays of one shape, stacked.
 
-    `data` (n, height, width[, channels]), `target` (n, ...).
+    `data` has shape (n, height, width[, channels]), `target` (n, ...).
     """
 
     data: NDArray[Any]
@@ -86,42 +87,47 @@ class Block:
 
 
 class Source(ABC):
-    """Samples by number."""
+    """Base class of all sources, which read samples by number."""
 
     classes: tuple[str, ...] = ()
+    """Names of the classes, in label order; () if they are not known."""
     labeling: Labeling = AS_NUMBERS
+    """How labels are stored, and how names are numbered."""
     notes: tuple[str, ...] = ()
-    """Lines for the user about a set that can be read, such as files that were left out."""
+    """Lines for the user about a dataset that can be read, such as files that were left out."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
 
     @abstractmethod
     def read(self, number: int) -> Sample:
-        """Sample `number`, of 0..len-1.
+        """Return sample `number`, of 0..len-1.
 
-        Raises BadSample when it is damaged, IndexError when there is no such number.
+        Raise BadSample if it is damaged, IndexError if there is no such number.
         """
 
     @abstractmethod
     def place(self, number: int) -> Place:
-        """Where sample `number` lies; cheap, and without reading it."""
+        """Return where sample `number` is stored; quick, since the sample is not read."""
 
     def block(self, numbers: NDArray[np.int64]) -> Block | None:
-        """The samples at `numbers` in one go; None where this source cannot, or when one of them is
-        bad (`read` then says which)."""
+        """Return the samples `numbers` as stacked arrays.
+
+        None if this source has no such samples, or if one of them is bad; `read` then raises for
+        the bad one.
+        """
         return None
 
     def targets(self) -> NDArray[np.int64]:
-        """The class of every sample, -1 where it has none or cannot be read.
+        """Return the class of every sample, -1 for one without a class or that cannot be read.
 
         Many sources know it without reading the data.
         """
         return np.array([self._class_of(number) for number in range(len(self))], np.int64)
 
     def describe_labels(self) -> str:
-        """One line: how labels are stored, and how names are numbered."""
+        """Return one line: how labels are stored, and how names are numbered."""
         return self.labeling.describe()
 
     def _class_of(self, number: int) -> int:
@@ -131,5 +137,6 @@ class Source(ABC):
             return -1
         return int(target) if isinstance(target, int | np.integer) else -1
 
-    def close(self) -> None:  # noqa: B027  # most sources have nothing to let go of
-        """Lets go of open files. Reading afterwards is an error of the caller."""
+    # Not abstract: most sources have nothing to close.
+    def close(self) -> None:  # noqa: B027
+        """Close open files. The caller must not read afterwards."""

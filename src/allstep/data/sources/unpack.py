@@ -1,22 +1,27 @@
-"""Files that are compressed as a whole (`x.tfrecord.gz`, `x.tar.gz`) cannot be read at any place.
-They are unpacked once, into the cache.
+"""Unpack files that are compressed as a whole (`x.tfrecord.gz`, `x.tar.gz`) into the cache.
+
+Such files have no random access, so they are unpacked once:
 
 ```
-ALLSTEP_CACHE/unpacked/<key>-<bytes>-<time>-<name>    key: a hash of the path or URL and its stamp, so a changed file is unpacked again
+ALLSTEP_CACHE/unpacked/<key>-<bytes>-<time>-<name>
+
+key: a hash of the path or URL and its stamp, so that a changed file is unpacked again
 ```
 
-The unpacked file appears by a rename, whole. Its name holds its length and its time of change, so
-one that was cut or changed since (a full disk, a cleaner of caches) is unpacked again: an index
-that was made of it would lose samples. Of a packed file that is cut or damaged, all that came out
-before the damage is kept, and a mark is put behind it that is neither a record nor a member of a
-tar: its reader finds damage there, today and next time, instead of an end. There are two marks: of
-a file that was cut, what comes before is sound; where bytes or a checksum are wrong, nothing tells
-which of the bytes before are. Records have checksums of their own; a tar has none, and must take
-all of its samples for bad (`is_doubtful`). What kind of compression it is, the first bytes tell:
-gzip, or zlib as TensorFlow writes it.
+The unpacked file appears complete, by a rename. Its name contains its length and modification time.
+If it was truncated or changed since (full disk, cache cleaner), it is unpacked again: an index
+built from it would lack samples.
 
-**Room.** A few megabytes can unpack to a thousand times as much. The free space of the disk is
-checked before and while a file is written here; 1 GB of it, or 5% of a small disk, stays free.
+If the packed file is cut or damaged, all bytes before the damage are kept, followed by a mark that
+is neither a record nor a member of a tar. Every reader then finds damage there instead of an
+end. There are two marks. In a file that was cut, all bytes before the mark are sound. If compressed
+bytes or a checksum are wrong, it is unknown which of the bytes before the mark are right: TFRecords
+have checksums of their own; a tar has none, so all of its samples are bad (`is_doubtful`).
+
+The first bytes show the compression: gzip, or zlib as TensorFlow writes it.
+
+**Disk space.** A few megabytes can unpack to a thousand times as much. The free space is checked
+before and while a file is written; 1 GB, or 5% of a small disk, stays free.
 """
 
 import os
@@ -33,23 +38,26 @@ from allstep.console.quantities import nbytes
 from allstep.data.cache import cache_folder
 from allstep.data.sources.files import File, LocalFile, Stamp, lockable, open_file
 from allstep.errors import DataError
+from allstep.files.atomic import new_part, remove_leftovers
 from allstep.files.lock import in_turn
-from allstep.files.whole import clear_left, new_part
 
 CUT = b"allstep: the packed file is cut off here\n"
 DAMAGED = b"allstep: the packed file is damaged before or here\n"
-_EITHER = 47  # zlib's word for: gzip or zlib, look at the first bytes
-_CHUNK = 1 << 16
-_PIECE = 1 << 22
-_KEPT_FREE, _PART_KEPT_FREE = 1 << 30, 20  # bytes, but at most this part of the disk
+# zlib's value for: detect gzip or zlib from the first bytes.
+_DETECT = 47
+# Packed bytes that are read, and unpacked bytes that are written, at a time.
+_PACKED_CHUNK, _CHUNK = 1 << 16, 1 << 22
+# Bytes of the disk that stay free, but at most one part in 20 of the disk.
+_KEPT_FREE, _PART_KEPT_FREE = 1 << 30, 20
 
 Note = Callable[[str], None]
+"""Shows a line of text to the user."""
 
 
 def packing(head: bytes | memoryview) -> str | None:
-    """What the first bytes of a file may be the beginning of: "gzip", "zlib" or None.
+    """Return the compression that the first bytes of a file indicate: "gzip", "zlib" or None.
 
-    A guess for zlib: it has no magic number.
+    "zlib" is a guess, since it has no magic number.
     """
     if bytes(head[:2]) == b"\x1f\x8b":
         return "gzip"
@@ -58,27 +66,27 @@ def packing(head: bytes | memoryview) -> str | None:
 
 
 def unpacked(where: str, note: Note = print_notice) -> Path:
-    """The unpacked content of the packed file at `where`, in the cache folder; made if it is not
-    there yet."""
+    """Return the path in the cache of the unpacked content of `where`; unpack it if needed.
+
+    `note` shows the user a line before unpacking, and for damage (default: a notice on stderr).
+    """
     packed = open_file(where)
     key = blake2b(repr((where, sorted(packed.stamp.items()))).encode(), digest_size=12).hexdigest()
     name = Path(where).name.removesuffix(".gz").removesuffix(".tgz")
     folder = cache_folder() / "unpacked"
     with in_turn(lockable(where)):
-        found = _kept(folder, key, name)
+        found = _find_unpacked(folder, key, name)
         if found is None:
             note(f"{where} is compressed; unpacking it once into {folder}")
-            with _part_of(
-                folder / f"{key}-{name}",
-                _while_there_is_room(packed, folder, _pieces(packed, note)),
-            ) as part:
+            chunks = _limited(packed, folder, _unpacked_chunks(packed, note))
+            with _temporary(folder / f"{key}-{name}", chunks) as part:
                 found = folder / _full_name(part, key, name)
                 part.replace(found)
     return found
 
 
-def _kept(folder: Path, key: str, name: str) -> Path | None:
-    """The unpacked file from before; one that was changed since is removed."""
+def _find_unpacked(folder: Path, key: str, name: str) -> Path | None:
+    """Return the file that was unpacked earlier; remove one that was changed since."""
     for path in folder.glob(f"{key}-*-{escape(name)}"):
         if path.name == _full_name(path, key, name):
             return path
@@ -87,14 +95,16 @@ def _kept(folder: Path, key: str, name: str) -> Path | None:
 
 
 def _full_name(path: Path, key: str, name: str) -> str:
-    """What an unpacked file is called that has the length and time of the one at `path`."""
+    """Return the name of the unpacked file at `path`, with its length and modification time."""
     found = path.stat()
     return f"{key}-{found.st_size}-{int(found.st_mtime)}-{name}"
 
 
 def open_content(where: str, packed: bool, stamp: Stamp) -> File:
-    """The file at `where`, in its unpacked form if it is `packed`; it must still be the one with
-    that `stamp`."""
+    """Open the file at `where`, or its unpacked content if it is `packed`.
+
+    Raise DataError if its stamp is not `stamp`: it was changed.
+    """
     file = open_file(where)
     if file.stamp != stamp:
         raise DataError(f"{where}: was changed after it was opened; start again")
@@ -102,15 +112,15 @@ def open_content(where: str, packed: bool, stamp: Stamp) -> File:
 
 
 def is_doubtful(content: memoryview) -> bool:
-    """Whether unpacked content may be wrong anywhere, since its compressed bytes were damaged."""
+    """Return whether unpacked content may be wrong anywhere: its compressed bytes were damaged."""
     return content[-len(DAMAGED) :] == DAMAGED
 
 
 @contextmanager
 def all_content(file: File, packed: bool) -> Iterator[memoryview]:
-    """All plain bytes of a file, for one walk through them.
+    """Open all unpacked bytes of a file for one scan.
 
-    A remote one is copied into the cache for as long as that takes.
+    A remote file is copied into the cache for the duration of the scan.
     """
     if packed:
         yield LocalFile(unpacked(file.name)).view
@@ -121,91 +131,98 @@ def all_content(file: File, packed: bool) -> Iterator[memoryview]:
 
 
 @contextmanager
-def _part_of(target: Path, pieces: Iterator[bytes]) -> Iterator[Path]:
-    """A file with these `pieces`, on its way to `target`; gone afterwards, unless it got there."""
+def _temporary(target: Path, chunks: Iterator[bytes]) -> Iterator[Path]:
+    """Write `chunks` to a temporary file next to `target`, and remove it after the block.
+
+    The block may rename it. Raise DataError for an error of the file system.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        clear_left(target.parent)
+        remove_leftovers(target.parent)
         with new_part(target) as part:
             with part.open("wb") as out:
-                out.writelines(pieces)
-            # In even seconds: some file systems keep no others, and change the time later.
+                out.writelines(chunks)
+            # Even seconds: some file systems store no other times, and would change it later.
             now = int(part.stat().st_mtime) // 2 * 2
             os.utime(part, (now, now))
             yield part
     except OSError as error:
         reason = error.strerror or error
         raise DataError(
-            f"{target}: cannot be written: {reason}; ALLSTEP_CACHE names another folder"
+            f"{target}: cannot be written: {reason}; set ALLSTEP_CACHE to another folder"
         ) from error
 
 
 def _copy(file: File) -> memoryview:
-    """The content of a remote file, mapped from a copy that has no name any more: the last view's
-    end frees it, or the process's."""
+    """Return the content of a remote file, mapped from a copy that was deleted after mapping.
+
+    The end of the last view, or of the process, frees the disk space.
+    """
     target = cache_folder() / "index" / f"walk-{os.getpid()}-{id(file)}"
-    pieces = ((start, bytes(file.read(start, _PIECE))) for start in range(0, file.size, _PIECE))
-    with _part_of(target, _while_there_is_room(file, target.parent, pieces)) as part:
+    chunks = ((start, bytes(file.read(start, _CHUNK))) for start in range(0, file.size, _CHUNK))
+    with _temporary(target, _limited(file, target.parent, chunks)) as part:
         return LocalFile(part).view
 
 
-def _while_there_is_room(
-    file: File, folder: Path, pieces: Iterator[tuple[int, bytes]]
-) -> Iterator[bytes]:
-    """Yield the content of `pieces`; DataError when `folder` has no room for more.
+def _limited(file: File, folder: Path, chunks: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Yield the content of `chunks`; raise DataError if `folder` has no space for more.
 
-    pieces: bytes of `file` that were read so far, and what came of the last of them.
+    A chunk is the number of bytes of `file` read so far, and the bytes to write.
     """
-    # What comes out is seldom less than what goes in: a disk that cannot hold that is full at once.
-    _check_room(file, folder, file.size, 0, 0)
+    # Content is seldom smaller than its packed form: fail at once if even that does not fit.
+    _check_space(file, folder, file.size, 0, 0)
     written = 0
-    for read, piece in pieces:
-        _check_room(file, folder, len(piece), read, written)
-        yield piece
-        written += len(piece)
+    for read, chunk in chunks:
+        _check_space(file, folder, len(chunk), read, written)
+        yield chunk
+        written += len(chunk)
 
 
-def _check_room(file: File, folder: Path, wanted: int, read: int, written: int) -> None:
+def _check_space(file: File, folder: Path, wanted: int, read: int, written: int) -> None:
     """Raise DataError unless `wanted` bytes fit into `folder`.
 
-    `written` bytes are there already; they came of `read` bytes of `file`.
+    `written` bytes have been written; they are the content of `read` bytes of `file`.
     """
     disk = shutil.disk_usage(folder)
     kept = min(_KEPT_FREE, disk.total // _PART_KEPT_FREE)
     if disk.free - kept >= wanted:
         return
     so_far = (
-        f"{nbytes(written)} came of {nbytes(read)} (factor {written / read:.1f}) so far, and "
+        f"{nbytes(read)} unpacked to {nbytes(written)} (factor {written / read:.1f}) so far, and "
         if read
         else ""
     )
-    room = f"{folder} has {nbytes(disk.free)} free, of which {nbytes(kept)} stay free"
+    space = f"{folder} has {nbytes(disk.free)} free, of which {nbytes(kept)} must stay free"
     raise DataError(
-        f"{file.name}: no room for its content: {so_far}{room}; make room, or name another folder"
-        " with ALLSTEP_CACHE"
+        f"{file.name}: not enough disk space for its content: {so_far}{space}; free some space, or"
+        " set ALLSTEP_CACHE to another folder"
     )
 
 
-def _pieces(packed: File, note: Note) -> Iterator[tuple[int, bytes]]:
-    """Yield packed bytes read so far and the unpacked bytes that came; at an early end the mark."""
-    machine, done = zlib.decompressobj(_EITHER), 0
+def _unpacked_chunks(packed: File, note: Note) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of packed bytes read so far, and the next unpacked bytes.
+
+    At a premature end, the last chunk is the mark `CUT` or `DAMAGED`.
+    """
+    stream, done = zlib.decompressobj(_DETECT), 0
     try:
-        for start in range(0, packed.size, _CHUNK):
-            chunk = bytes(packed.read(start, _CHUNK))
-            while chunk:
-                if machine.eof:  # one stream may follow another; zeros are padding
-                    if not (chunk := chunk.lstrip(b"\0")):
+        for start in range(0, packed.size, _PACKED_CHUNK):
+            left = bytes(packed.read(start, _PACKED_CHUNK))
+            while left:
+                # One stream may follow another, with zeros as padding between them.
+                if stream.eof:
+                    if not (left := left.lstrip(b"\0")):
                         break
-                    machine = zlib.decompressobj(_EITHER)
+                    stream = zlib.decompressobj(_DETECT)
                 done = start
-                piece = machine.decompress(chunk, _PIECE)
-                chunk = machine.unconsumed_tail or machine.unused_data
-                yield min(start + _CHUNK, packed.size) - len(chunk), piece
-        yield packed.size, machine.flush()
-        if not machine.eof:
+                chunk = stream.decompress(left, _CHUNK)
+                left = stream.unconsumed_tail or stream.unused_data
+                yield min(start + _PACKED_CHUNK, packed.size) - len(left), chunk
+        yield packed.size, stream.flush()
+        if not stream.eof:
             note(
                 f"{packed.name}: its compressed stream does not end within its {packed.size} bytes;"
-                " what comes before is used"
+                " the content before its end is used"
             )
             yield packed.size, CUT
     except zlib.error as error:

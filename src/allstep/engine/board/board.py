@@ -1,12 +1,13 @@
-"""How requests reach the coordinator, and its answers all ranks. Two ways: `shared_board` on one
-host, `socket_board` between hosts.
+"""How requests reach the coordinator, and how its answers reach all ranks.
 
-A rank posts what it asks for; rank 0 reads the posts and tells all ranks the answers, which every
-rank reads in the same order. Rank 0's own messages need no transport: they wait in a list.
+Two implementations: `shared_board` on one host, `socket_board` between hosts.
 
-Who uses which side: `post` and `wake` are for any thread. The rest belongs to whoever drives the
-engine, one thread at a time, except `sleep`: that is where the engine's own thread waits until
-there is something to do and nobody who does it.
+A rank posts its requests. Rank 0 reads the posts and publishes answers, which every rank reads in
+the same order. Rank 0's own messages need no transport: they wait in a list.
+
+Any thread may call `post` and `wake`. The other methods belong to the thread that drives the
+engine, one at a time, except `sleep`: there the engine's own thread waits until there is work and
+no caller drives.
 """
 
 from abc import ABC, abstractmethod
@@ -15,15 +16,15 @@ from collections.abc import Sequence
 
 
 class Board(ABC):
-    """One rank's side of it.
+    """One rank's side of the board.
 
-    Frames are messages with their length, as `wire.pack` makes them; messages come without.
+    Frames are messages with their length, as `wire.pack` makes them; messages are without it.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._own_posts: deque[bytes] = deque()
-        self._own_told: deque[bytes] = deque()
+        self._own_published: deque[bytes] = deque()
 
     def _take_own_posts(self) -> list[tuple[int, bytes]]:
         found = []
@@ -31,73 +32,75 @@ class Board(ABC):
             found.append((self.rank, self._own_posts.popleft()))
         return found
 
-    def _take_own_told(self) -> list[bytes]:
-        found = list(self._own_told)
-        self._own_told.clear()
+    def _take_own_published(self) -> list[bytes]:
+        found = list(self._own_published)
+        self._own_published.clear()
         return found
 
     @abstractmethod
     def post(self, frame: bytes, driving: bool = False) -> None:
-        """Say something to the coordinator.
+        """Send a message to the coordinator. Never wait.
 
-        Never waits. driving: the caller drives next, so nobody here must be woken.
+        `driving`: the caller drives next, so no thread of this rank is woken.
         """
 
     @abstractmethod
     def posts(self) -> list[tuple[int, bytes]]:
-        """Rank 0: what ranks have posted since."""
+        """On rank 0: return the new posts, as (rank, message)."""
 
     @abstractmethod
-    def tell(self, frames: Sequence[bytes]) -> None:
-        """Rank 0: say something to all ranks."""
+    def publish(self, frames: Sequence[bytes]) -> None:
+        """On rank 0: send messages to all ranks."""
 
     @abstractmethod
-    def told(self) -> list[bytes]:
-        """What rank 0 has told since."""
+    def published(self) -> list[bytes]:
+        """Return the new messages of rank 0."""
 
     @abstractmethod
     def look(self) -> None:
-        """Before `posts` and `told`: whatever comes from now on ends the next wait.
+        """Receive what is available and send what was left over.
 
-        Sends what had to stay behind.
+        Call it before `posts` and `published`.
+
+        A message that arrives later ends the next `wait`.
         """
 
     @abstractmethod
-    def has_news(self) -> bool:
-        """Whether there is anything to do."""
+    def has_work(self) -> bool:
+        """Return whether there are messages to process or to send."""
 
     @abstractmethod
     def attend(self) -> None:
-        """A caller drives from now on: leave the thread asleep."""
+        """Note that a caller drives from now on: the engine's thread stays asleep."""
 
     @abstractmethod
     def leave(self) -> None:
-        """The caller drives no more; what is left is the thread's."""
+        """Note that the caller stops driving; wake the engine's thread if there is work left."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """The caller who drives: until something has come since `look`, at most so long."""
+        """Wait, in the caller that drives, for a message after `look`, at most `seconds`."""
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """The thread: until there is something to do and no caller to do it, at most so long."""
+        """Sleep, in the thread, until there is work and no caller drives; at most `seconds`."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Wake the thread, whoever drives."""
+        """Wake the engine's thread, even if a caller drives."""
 
     @abstractmethod
     def nudge(self) -> None:
-        """Whoever drives shall look at what we posted."""
+        """Wake the thread that drives, so that it processes our posts."""
 
     @abstractmethod
     def lost(self, closely: bool = False) -> int | None:
-        """A rank that is gone, or has closed its board: of all for rank 0; the others look after
-        rank 0.
+        """Return a rank that has ended or has closed its board, or None.
 
-        closely: a caller waits, so look also for processes that are still ending (see
-        `allstep.process.liveness`)."""
+        Rank 0 checks all ranks; the other ranks check rank 0. `closely`: a caller waits, so check
+        also for processes that are still ending (see `allstep.process.liveness`).
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the board holds."""
+        """Release the resources of the board."""

@@ -1,19 +1,19 @@
-"""Streams of bytes through shared memory, and the bell that tells a process that something has
-come.
+"""Streams of bytes through shared memory, and the bell that wakes a process when data has arrived.
 
-**Ring.** One writer, one or several readers. The writer counts the bytes that it has written, each
-reader those that it has read; both counts only grow, and byte n lies at n modulo the size of the
-ring. What does not fit stays with the writer, who goes on when the readers have made room, so a
-message may be larger than the ring. In the stream, each message follows its length.
+**Ring.** It has one writer and one or several readers. The writer counts the bytes that it has
+written, each reader the bytes that it has read. Both counts only grow; byte n is stored at n modulo
+the size of the ring. Bytes that do not fit stay with the writer, which continues when the readers
+have made room, so a message may be larger than the ring. In the stream, each message follows its
+length.
 
-**Bell.** Every process has a word that others change after they have written something for it.
-Changing it is enough for one that is looking; one that sleeps in the kernel on that word is woken,
-too. Two may be asleep there, of which only one must be woken: a caller who waits for a result and
-drives the engine, or the engine's own thread, when no caller does. Each value that is ever written
-to a bell is different from the one before, so whoever looks, finds nothing, and falls asleep on the
-value that he saw before he looked misses nothing.
+**Bell.** Every process has an integer that other processes change after they have written data for
+it. The change is enough for a process that polls the integer; a process that sleeps on it in the
+kernel is also woken. Two threads may sleep there, and only one must be woken: a caller that waits
+for a result and drives the engine, or the engine's own thread when no caller drives. Each value
+that is written to a bell differs from the previous one. So a thread that reads the bell, then finds
+no data, and then sleeps on the value that it read misses no ring.
 
-Between data and counts stands a memory fence (`allstep.process.futex`).
+A memory fence separates data and counts (`allstep.process.futex`).
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,24 @@ from collections.abc import Sequence
 from allstep.process.futex import new_fence, sleep_until_changed, wake
 from allstep.wire.frames import LENGTH
 
-LINE = 16  # numbers of eight bytes per rank: 128 bytes, so that no two ranks share a cache line
-BELL, CALLER, THREAD, WRITTEN, READ, LOG_READ, NEEDS_ROOM, CLOSED = range(8)  # of each rank
-AWAY, LOOKING, ASLEEP = 0, 1, 2  # what a caller does; the thread is AWAY or ASLEEP
+# Numbers of eight bytes per rank: 128 bytes, so that no two ranks share a cache line.
+LINE = 16
+# The numbers of each rank.
+BELL, CALLER, THREAD, WRITTEN, READ, LOG_READ, NEEDS_ROOM, CLOSED = range(8)
+# The states of a caller; the engine's thread is AWAY or ASLEEP.
+AWAY, LOOKING, ASLEEP = 0, 1, 2
 
 _THREAD_BIT, _CALLER_BIT = 1, 2
 
 
 class Frames:
-    """Messages out of a stream that comes in pieces."""
+    """Assembles messages from the chunks of a stream."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are complete with this piece."""
+        """Return the messages that this chunk completes."""
         if self._rest:
             data = self._rest + data
         at, found = 0, []
@@ -50,7 +53,7 @@ class Frames:
 
 
 class RingWriter:
-    """The writing end. written, reads: where the counts are in `numbers`."""
+    """The writing end of a ring. `written`, `reads`: positions of the counts in `numbers`."""
 
     def __init__(
         self, ring: memoryview, numbers: memoryview, written: int, reads: Sequence[int]
@@ -62,17 +65,18 @@ class RingWriter:
         self.unsent = b""
 
     def write(self, frame: bytes) -> bool:
-        """Put a message into the stream; whether the readers see any of it now."""
+        """Append a message to the stream; return whether the readers can see some of it now."""
         self.unsent = self.unsent + frame if self.unsent else frame
         return self.flush()
 
     @property
     def room(self) -> int:
+        """The free bytes of the ring."""
         numbers = self._numbers
         return len(self._ring) - self._count + min(numbers[at] for at in self._reads)
 
     def flush(self) -> bool:
-        """Write what there is room for; whether that was anything."""
+        """Write as much as there is room for; return whether that was at least one byte."""
         if not self.unsent:
             return False
         room, unsent = self.room, self.unsent
@@ -93,7 +97,7 @@ class RingWriter:
 
 
 class RingReader:
-    """A reading end."""
+    """A reading end of a ring. `written`, `read`: positions of the counts in `numbers`."""
 
     def __init__(self, ring: memoryview, numbers: memoryview, written: int, read: int) -> None:
         self._ring, self._numbers = ring, numbers
@@ -102,11 +106,12 @@ class RingReader:
         self._fence = new_fence()
         self._frames = Frames()
 
-    def has_news(self) -> bool:
+    def has_data(self) -> bool:
+        """Return whether there are bytes to read."""
         return bool(self._numbers[self._written] != self._count)
 
     def messages(self) -> list[bytes]:
-        """The messages that have become complete since the last look."""
+        """Return the messages that have become complete since the last call."""
         written = self._numbers[self._written]
         if written == self._count:
             return []
@@ -123,10 +128,9 @@ class RingReader:
 
 
 class Ringer:
-    """One who rings bells. `stamp` and `step` are such that no two ringers ever write the same
-    value.
+    """Rings the bells of ranks, for one thread at a time.
 
-    Used by one thread at a time.
+    `stamp` and `step` are chosen such that no two ringers ever write the same value.
     """
 
     def __init__(self, numbers: memoryview, address: int, stamp: int, step: int) -> None:
@@ -135,8 +139,7 @@ class Ringer:
         self._fence = new_fence()
 
     def ring(self, rank: int) -> None:
-        """Something was written for a rank: whoever looks after it there sees it, and is woken if
-        nobody else would."""
+        """Notify a rank of new data; wake its sleeping caller or else its engine's thread."""
         numbers, line = self._numbers, rank * LINE
         self._stamp += self._step
         numbers[line + BELL] = self._stamp
@@ -148,12 +151,12 @@ class Ringer:
             wake(self._address + line * 8, 1, _THREAD_BIT)
 
     def wake_thread(self, rank: int) -> None:
-        """Wake the thread of a rank, also when a caller drives there."""
+        """Wake the engine's thread of a rank, even if a caller drives there."""
         self._stamp += self._step
         self._numbers[rank * LINE + BELL] = self._stamp
         wake(self._address + rank * LINE * 8, 1, _THREAD_BIT)
 
 
 def sleep_on_bell(address: int, seen: int, seconds: float, is_caller: bool) -> None:
-    """Until the bell at this address has another value than the one seen, at most so long."""
+    """Sleep until the bell at `address` differs from `seen`, at most `seconds`."""
     sleep_until_changed(address, seen, seconds, _CALLER_BIT if is_caller else _THREAD_BIT)

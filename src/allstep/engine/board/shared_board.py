@@ -2,8 +2,8 @@
 
     segment   | flags of all ranks | mailbox of rank 0 | mailbox of rank 1 | ... | log |
 
-A rank puts what it posts into its mailbox and rings rank 0; rank 0 writes the log and rings
-everybody. Rings and bells are explained in `byte_ring`.
+A rank writes its posts into its mailbox and rings rank 0. Rank 0 writes the log and rings all other
+ranks. `byte_ring` explains rings and bells.
 """
 
 import os
@@ -34,18 +34,22 @@ from allstep.engine.board.byte_ring import (
 from allstep.process.futex import address_of, new_fence
 
 MAILBOX, LOG = 64 << 10, 256 << 10
-_LONGER = 20  # an answer takes this many times as long as a hand-over: up to 70 us of looking
+# An answer takes this many times as long as a hand-over: up to 70 us of polling.
+_SPIN_FACTOR = 20
 _YIELDS = 10
 
 
 def board_bytes(size: int) -> int:
-    """How large the segment must be."""
+    """Return the size of the segment in bytes."""
     return rounded(size * LINE * 8) + size * MAILBOX + LOG
 
 
 class SharedBoard(Board):
-    """Ranks of one host. pids: of all ranks. spins: how often one looks in a hand-over before he
-    gives the core away."""
+    """The board of ranks of one host.
+
+    `pids`: the process ids of all ranks. `spins`: how often a hand-over polls before it yields the
+    core.
+    """
 
     def __init__(self, memory: memoryview, rank: int, pids: Sequence[int], spins: int) -> None:
         super().__init__(rank, len(pids))
@@ -54,7 +58,7 @@ class SharedBoard(Board):
         self._numbers = numbers = memory[: size * LINE * 8].cast("q")
         self._line = rank * LINE
         self._address = address_of(memory)
-        self._spins = spins * _LONGER
+        self._spins = spins * _SPIN_FACTOR
         self._posting = threading.Lock()
         self._poster = Ringer(numbers, self._address, rank + 1, 2 * size)
         self._driver = Ringer(numbers, self._address, size + rank + 1, 2 * size)
@@ -101,7 +105,7 @@ class SharedBoard(Board):
         found = self._take_own_posts()
         numbers = self._numbers
         for rank, reader in self._mail_readers:
-            if reader.has_news():
+            if reader.has_data():
                 found += [(rank, message) for message in reader.messages()]
                 if numbers[rank * LINE + NEEDS_ROOM]:
                     self._driver.ring(rank)
@@ -109,8 +113,8 @@ class SharedBoard(Board):
 
     # The log
 
-    def tell(self, frames: Sequence[bytes]) -> None:
-        self._own_told.extend(frame[4:] for frame in frames)
+    def publish(self, frames: Sequence[bytes]) -> None:
+        self._own_published.extend(frame[4:] for frame in frames)
         if self._log_writer is not None:
             self._log_writer.write(b"".join(frames))
             self._ring_readers(self._log_writer)
@@ -120,9 +124,9 @@ class SharedBoard(Board):
         for rank in range(1, self.size):
             self._driver.ring(rank)
 
-    def told(self) -> list[bytes]:
+    def published(self) -> list[bytes]:
         if self.rank == 0:
-            return self._take_own_told()
+            return self._take_own_published()
         found = self._log_reader.messages()
         if found and self._numbers[NEEDS_ROOM]:
             self._driver.ring(0)
@@ -139,12 +143,12 @@ class SharedBoard(Board):
         elif self._log_writer is not None and self._log_writer.flush():
             self._ring_readers(self._log_writer)
 
-    def has_news(self) -> bool:
+    def has_work(self) -> bool:
         if self.rank:
-            return self._log_reader.has_news() or _can_flush(self._mail_writer)
-        if self._own_posts or self._own_told or _can_flush(self._log_writer):
+            return self._log_reader.has_data() or _can_flush(self._mail_writer)
+        if self._own_posts or self._own_published or _can_flush(self._log_writer):
             return True
-        return any(reader.has_news() for _, reader in self._mail_readers)
+        return any(reader.has_data() for _, reader in self._mail_readers)
 
     def attend(self) -> None:
         self._numbers[self._line + CALLER] = LOOKING
@@ -152,7 +156,7 @@ class SharedBoard(Board):
     def leave(self) -> None:
         self._numbers[self._line + CALLER] = AWAY
         self._fence()
-        if self.has_news():
+        if self.has_work():
             self._driver.ring(self.rank)
 
     def wait(self, seconds: float) -> None:
@@ -176,7 +180,7 @@ class SharedBoard(Board):
         self._thread_fence()
         seen = numbers[line + BELL]
         self._thread_fence()
-        if numbers[line + CALLER] != AWAY or not self.has_news():
+        if numbers[line + CALLER] != AWAY or not self.has_work():
             sleep_on_bell(self._address + line * 8, seen, seconds, is_caller=False)
         numbers[line + THREAD] = AWAY
 

@@ -1,9 +1,9 @@
 """The board of ranks on several hosts: each rank has one connection to rank 0.
 
 Rank 0 listens on a free port and puts its addresses into the store, with a new token. Both ends of
-a connection prove that they know it (`wire.handshake`), and a connection that proves nothing
-delays no rank (`wire.door`). Connections are kept alive by the kernel, so that a host without sign
-of life ends them, and an ended connection is a rank that is gone.
+a connection prove that they know the token (`wire.handshake`); a connection that proves nothing
+delays no rank (`wire.acceptor`). The kernel keeps connections alive, so that it ends the connection to
+an unreachable host. An ended connection means a lost rank.
 """
 
 import contextlib
@@ -22,38 +22,39 @@ from torch._C._distributed_c10d import Store
 
 from allstep import machine
 from allstep.comm.health.processes import Lives
-from allstep.comm.health.sockets import MOST_KEEPALIVE_SECONDS
+from allstep.comm.health.sockets import MAX_KEEPALIVE_SECONDS
 from allstep.engine.board.board import Board
 from allstep.engine.board.byte_ring import Frames
 from allstep.errors import CommError
 from allstep.limits import Limits
-from allstep.wire.door import Door, listen
+from allstep.wire.acceptor import Acceptor, listen
 from allstep.wire.frames import new_token
 from allstep.wire.handshake import introduce
 
 _CONNECT_SECONDS = 3.0
-# For the handshake, once connected. Another address of rank 0 is tried afterwards.
+# Seconds for the handshake of a connection; then another address of rank 0 is tried.
 _HELLO_SECONDS = 10.0
 # TCP_USER_TIMEOUT is a number of milliseconds in 32 bits.
-_MOST_MILLISECONDS = (1 << 31) - 1
-_PIECE = 1 << 18
+_MAX_MILLISECONDS = (1 << 31) - 1
+# Bytes to receive at once.
+_CHUNK = 1 << 18
 
 
 class _Link:
-    """One connection: what comes as messages, and what could not be sent yet."""
+    """One connection: assembles messages, and keeps the bytes that could not be sent yet."""
 
     def __init__(self, sock: socket.socket, lost_seconds: float) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        every = min(max(1, int(lost_seconds / 5)), MOST_KEEPALIVE_SECONDS)
+        every = min(max(1, int(lost_seconds / 5)), MAX_KEEPALIVE_SECONDS)
         for option, value in (
             (socket.TCP_KEEPIDLE, every),
             (socket.TCP_KEEPINTVL, every),
             (socket.TCP_KEEPCNT, 3),
         ):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        milliseconds = min(int(lost_seconds * 800), _MOST_MILLISECONDS)
+        milliseconds = min(int(lost_seconds * 800), _MAX_MILLISECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self.sock = sock
         self.has_ended = False
@@ -61,7 +62,7 @@ class _Link:
         self._frames = Frames()
 
     def send(self, data: bytes) -> None:
-        """As much as goes now; the rest stays here. To one who is gone, nothing."""
+        """Send as much as possible now and keep the rest; drop the data if the peer has ended."""
         self.unsent = self.unsent + data if self.unsent else data
         try:
             while self.unsent:
@@ -69,11 +70,13 @@ class _Link:
         except BlockingIOError:
             return
         except OSError:
-            self.unsent = b""  # the reading side finds out
+            # `receive` detects the end.
+            self.unsent = b""
 
     def receive(self) -> list[bytes]:
+        """Return messages that have become complete; set `has_ended` after the last byte."""
         try:
-            data = self.sock.recv(_PIECE)
+            data = self.sock.recv(_CHUNK)
         except BlockingIOError:
             return []
         except OSError:
@@ -83,7 +86,7 @@ class _Link:
         return self._frames.feed(data)
 
     def close(self) -> None:
-        """Send what is left first, for a second."""
+        """Send the rest for at most 1 s, then close the connection."""
         with contextlib.suppress(OSError):
             self.sock.settimeout(1.0)
             self.sock.sendall(self.unsent)
@@ -92,8 +95,12 @@ class _Link:
 
 
 class SocketBoard(Board):
-    """links: rank 0 has one to each rank, the others one to rank 0. pids: of those peers that are
-    on this host."""
+    """The board of ranks on several hosts.
+
+    `links`: the sockets by peer: rank 0 has one to each rank, the others have one to rank 0.
+    `lost_seconds`: the silence after which a host is lost. `pids`: process ids of the peers on this
+    host.
+    """
 
     def __init__(
         self,
@@ -109,12 +116,14 @@ class SocketBoard(Board):
         self._by_fd = {link.sock.fileno(): peer for peer, link in self._links.items()}
         self._sending = threading.Lock()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.epoll()  # two threads may wait on it at once
+        # Two threads may wait on it at once.
+        self._poll = select.epoll()
         for fd in (*self._by_fd, self._bell):
             self._poll.register(fd, select.EPOLLIN)
         self._inbox: deque[tuple[int, bytes]] = deque()
         self._is_attended = False
-        self._gate = threading.Event()  # the thread sleeps here while a caller drives
+        # The engine's thread sleeps here while a caller drives.
+        self._gate = threading.Event()
 
     def post(self, frame: bytes, driving: bool = False) -> None:
         if self.rank:
@@ -130,13 +139,13 @@ class SocketBoard(Board):
         self._inbox.clear()
         return found
 
-    def tell(self, frames: Sequence[bytes]) -> None:
-        self._own_told.extend(frame[4:] for frame in frames)
+    def publish(self, frames: Sequence[bytes]) -> None:
+        self._own_published.extend(frame[4:] for frame in frames)
         self._send(list(self._links), b"".join(frames))
 
-    def told(self) -> list[bytes]:
+    def published(self) -> list[bytes]:
         if self.rank == 0:
-            return self._take_own_told()
+            return self._take_own_published()
         found = [message for _, message in self._inbox]
         self._inbox.clear()
         return found
@@ -166,8 +175,8 @@ class SocketBoard(Board):
         if link.has_ended:
             self._poll.unregister(link.sock.fileno())
 
-    def has_news(self) -> bool:
-        return bool(self._own_posts or self._own_told or self._inbox or self._poll.poll(0))
+    def has_work(self) -> bool:
+        return bool(self._own_posts or self._own_published or self._inbox or self._poll.poll(0))
 
     def attend(self) -> None:
         self._gate.clear()
@@ -175,7 +184,7 @@ class SocketBoard(Board):
 
     def leave(self) -> None:
         self._is_attended = False
-        if self.has_news():
+        if self.has_work():
             self._gate.set()
 
     def wait(self, seconds: float) -> None:
@@ -211,17 +220,16 @@ class SocketBoard(Board):
 def connect(
     store: Store, rank: int, size: int, limits: Limits, pids: Mapping[int, int]
 ) -> SocketBoard:
-    """All ranks together. pids: of the other ranks of this host."""
-    links = (
-        _accept_all(store, size, limits.start)
-        if rank == 0
-        else {0: _reach(store, rank, limits.start)}
-    )
+    """Connect all ranks to rank 0; called by all ranks. `pids`: of the other ranks of this host."""
+    if rank == 0:
+        links = _accept_all(store, size, limits.start)
+    else:
+        links = {0: _reach(store, rank, limits.start)}
     return SocketBoard(rank, size, links, limits.lost, pids)
 
 
 def _accept_all(store: Store, size: int, seconds: float) -> dict[int, socket.socket]:
-    """Let in each other rank once; CommError with those that have not come in time."""
+    """Accept each other rank once; raise CommError that names the ranks that did not connect."""
     token, end = new_token(), time.monotonic() + seconds
     links: dict[int, socket.socket] = {}
 
@@ -229,21 +237,21 @@ def _accept_all(store: Store, size: int, seconds: float) -> dict[int, socket.soc
         rank = int(who)
         if not 0 < rank < size:
             raise ValueError(f"rank {rank} of {size} connected to rank 0")
-        # A rank that was slow may have given up and connected again: its last connection counts.
+        # A slow rank may have given up and connected again: its last connection counts.
         if rank in links:
             links[rank].close()
         links[rank] = sock
 
     with selectors.DefaultSelector() as selector:
-        door = Door(listen("", 0), token, selector, admit)
+        acceptor = Acceptor(listen("", 0), token, selector, admit)
         try:
             addresses = [*machine.outside_addresses(), "127.0.0.1"]
-            card = {"addresses": addresses, "port": door.port, "token": token}
+            card = {"addresses": addresses, "port": acceptor.port, "token": token}
             store.set("board", json.dumps(card))
             while len(links) < size - 1 and time.monotonic() < end:
-                door.turn(end)
+                acceptor.run_once(end)
         finally:
-            door.close()
+            acceptor.close()
     missing = [rank for rank in range(1, size) if rank not in links]
     if missing:
         for sock in links.values():
@@ -253,6 +261,7 @@ def _accept_all(store: Store, size: int, seconds: float) -> dict[int, socket.soc
 
 
 def _reach(store: Store, rank: int, seconds: float) -> socket.socket:
+    """Connect to rank 0 at one of its addresses; raise CommError after `seconds`."""
     end = time.monotonic() + seconds
     store.wait(["board"], timedelta(seconds=seconds))
     card = json.loads(store.get("board"))

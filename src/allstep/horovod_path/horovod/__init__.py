@@ -1,9 +1,7 @@
-"""Horovod's name for allstep: the same objects under the names that scripts written for Horovod
-import.
+"""Horovod's names for allstep's objects, for scripts that were written for Horovod.
 
-This folder is on nobody's import path until it is asked for: `allstep run --as-horovod` and
-`bin/horovodrun` put it on that of the workers, `allstep horovod-path` prints it for other
-launchers.
+This folder is on no import path by default: `allstep run --as-horovod` and `bin/horovodrun` put it
+on the PYTHONPATH of the workers, and `allstep horovod-path` prints it for other launchers.
 """
 
 from allstep.launch.horovod import API_VERSION

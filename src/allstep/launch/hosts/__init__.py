@@ -1,4 +1,4 @@
-"""Which hosts a run uses, at which addresses, and how a command is started there.
+"""The hosts of a run: their names, their addresses, and how a command is started on them.
 
-May import: `wire`, `machine` and below. Start with `parse`.
+Imports: `wire`, `machine` and below. Start with `parse`.
 """

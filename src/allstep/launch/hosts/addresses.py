@@ -1,12 +1,12 @@
-"""At which address the other hosts reach a host whose agent does not know it.
+"""Chooses the address at which other hosts reach a host whose agent does not know it.
 
-sshd tells what it starts the address at which it was reached (`SSH_CONNECTION`), and the agent
-passes it on. With another command in its place (`--ssh "kubectl exec"`, a wrapper, `docker exec`)
-the agent can only list the addresses of its interfaces. The launcher then chooses among these:
+sshd puts the address at which it was reached into the environment (`SSH_CONNECTION`), and the agent
+reports it. With another command in its place (`--ssh "kubectl exec"`, a wrapper, `docker exec`) the
+agent can only list the addresses of its interfaces. The launcher then chooses among these:
 
-1. one to which the host's name resolves here;
-2. else the first one that this machine does not have itself, such as that of Docker's bridge, and
-   to which it has a route.
+1. one to which the host's name resolves on the launcher's host;
+2. else the first to which the launcher's host has a route and that it does not have itself, as it
+   may have the address of Docker's bridge.
 """
 
 import ipaddress
@@ -38,11 +38,11 @@ def choose_address(
     if not candidates:
         known = ", ".join(outside) or "none"
         raise ConfigError(
-            f"{label}: its agent was not started by sshd, and this machine has a way to none of its"
-            f" addresses ({known}); --iface names the interface to use"
+            f"{label}: its agent was not started by sshd, and this machine has no route to its"
+            f" addresses ({known}); set the interface to use with --iface"
         )
     resolved = _resolve(label)
-    # IPv4 first, as Gloo takes it on most machines.
+    # IPv4 first, which Gloo uses on most machines.
     candidates.sort(
         key=lambda address: (address not in resolved, ipaddress.ip_address(address).version)
     )
@@ -50,7 +50,7 @@ def choose_address(
 
 
 def _resolve(name: str) -> set[str]:
-    """The addresses that this machine finds for a name; none when it does not know it."""
+    """Return the addresses to which this machine resolves a name; empty if it is unknown."""
     try:
         return {
             str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
-"""The hosts that a script prints: horovodrun's `--host-discovery-script`.
+"""Runs a host discovery script: horovodrun's `--host-discovery-script`.
 
-The script is a command of the user's for the shell. It prints `host` or `host:slots`, one per line,
-and ends. It has 60 s, may print 1 MB, and is killed with its children when it exceeds either. Of
-standard error the first 64 KB are kept, for the error that names the script.
+The script is a shell command of the user. It prints `host` or `host:slots`, one per line, and
+exits. It may take 60 s and print 1 MB; beyond either limit it is killed with its children. The
+first 64 KB of its standard error are kept for the error message.
 """
 
 import contextlib
@@ -23,9 +23,10 @@ _KEPT_ERRORS = 1 << 16
 
 
 def discover(script: str, slots_per_host: int) -> list[Host]:
-    """Run the script and return the hosts it prints.
+    """Run `script`, a shell command, and return the hosts that it prints.
 
-    slots_per_host: slots of a host that the script prints without a number.
+    slots_per_host: slots of a host that the script prints without a number. Raises ConfigError if
+    the script fails, prints no host, or exceeds its limits.
     """
     source = f"--host-discovery-script {script}"
     code, out, err = _run(script, source)
@@ -36,16 +37,16 @@ def discover(script: str, slots_per_host: int) -> list[Host]:
             f"{source} printed bytes that are not UTF-8; expected one host per line"
         ) from None
     if code or not names:
-        said = err.decode(errors="replace").partition("\n")[0]
-        raise ConfigError(f"{source} named no host: it ended with {code} and said {said!r}")
+        line = err.decode(errors="replace").partition("\n")[0]
+        raise ConfigError(f"{source} named no host: exit code {code}, standard error {line!r}")
     text = ",".join(name if ":" in name else f"{name}:{slots_per_host}" for name in names)
     return parse_hosts(text, source)
 
 
 def _run(script: str, source: str) -> tuple[int, bytes, bytes]:
-    """Return exit status, standard output and the start of standard error."""
+    """Run the script; return exit status, standard output and the start of standard error."""
     end = time.monotonic() + _SECONDS
-    # A session of its own: what the script has started can be killed with it.
+    # A session of its own, so that the processes it starts can be killed with it.
     process = subprocess.Popen(
         script, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -68,7 +69,7 @@ def _run(script: str, source: str) -> tuple[int, bytes, bytes]:
 def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes, bytes]:
     """Read both pipes until the process has ended; TimeoutError at the time `end`.
 
-    Not until their ends: a process that the script has left behind may hold them open.
+    The end of the pipes does not count: a process that the script left behind may hold them open.
     """
     found = {out: bytearray(), err: bytearray()}
     life = Life(pid)
@@ -82,7 +83,7 @@ def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes,
             if (left := end - time.monotonic()) <= 0:
                 raise TimeoutError
             ready = {key.fileobj for key, _ in selector.select(left)}
-            # Seen before the last read: what the script itself has printed is in the pipes by now.
+            # Checked before the last read: all output of the script itself is in the pipes by now.
             has_ended = life in ready
             for fd in [
                 each
@@ -98,12 +99,12 @@ def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes,
     return bytes(found[out]), bytes(found[err])
 
 
-def _take(fd: int, found: bytearray, most: int) -> bool:
-    """Read what is in a pipe now, at most a little more than `most` bytes; False at its end."""
+def _take(fd: int, found: bytearray, max_nbytes: int) -> bool:
+    """Read the available bytes of a pipe, and keep slightly over `max_nbytes`; False at its end."""
     for chunk in chunks_now(fd):
         if not chunk:
             return False
-        # More is read only so that the writer can continue.
-        if len(found) <= most:
+        # Further bytes are read and dropped so that the writer can continue.
+        if len(found) <= max_nbytes:
             found += chunk
     return True

@@ -1,10 +1,10 @@
-"""Which hosts, how many workers on each, and which of them is this machine.
+"""Parses lists of hosts, assigns workers to them, and finds which of them is this machine.
 
-What `-H` and a hostfile name is checked here, before a name is looked up or given to ssh:
+The hosts of `-H` and of a hostfile are checked here, before a name is looked up or passed to ssh:
 
 | | accepted |
 |---|---|
-| host | `name` or `user@name`: letters, digits, `. _ - %`; labels of 1 to 63 characters, 253 in all |
+| host | `name` or `user@name`: letters, digits, `. _ - %`; labels of 1 to 63 characters, max. 253 |
 | IPv6 address | in brackets: `[fe80::1%eth0]` |
 | slots | 0 to 4,096: `h1:2`; in a hostfile also `h1 slots=2` |
 | hostfile | a regular file of at most 1 MB, UTF-8 with or without a byte order mark |
@@ -26,9 +26,9 @@ from allstep.errors import ConfigError
 from allstep.files.bounded import read_regular
 
 MAX_SLOTS = 4096
-"""Workers on one host. No machine has so many cores; a typing error easily has."""
+"""Upper limit of workers on one host: more than the cores of any machine, it catches typos."""
 MAX_WORKERS = 1 << 20
-"""Workers of a run."""
+"""Upper limit of workers of a run."""
 _MAX_HOSTFILE = 1 << 20
 _MAX_NAME, _MAX_LABEL = 253, 63
 _MAX_SHOWN = 60
@@ -47,7 +47,7 @@ _HOST = re.compile(
 class Host(NamedTuple):
     """A host of a run.
 
-    `name` is what ssh is given (`user@name` is fine); `slots` is how many workers it may take.
+    name: as passed to ssh, with or without `user@`. slots: how many workers it may run.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Host(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name without the user: what messages and World.host say."""
+        """Return the name without the user, as in messages and `World.host`."""
         return self.name.rpartition("@")[2]
 
 
 def parse_hosts(text: str, source: str | None = None) -> list[Host]:
-    """Return the hosts in `h1:2,h2:4`; a name without a number has one slot.
+    """Return the hosts in a text such as `h1:2,h2:4`; a name without a number has one slot.
 
-    source: where the text is from, for errors (default: `-H` and the text).
+    source: origin of the text, for errors (default: `-H` and the text). Raises ConfigError.
     """
     where = source or f"-H {_shortened(text)}"
     return _distinct([_parse_host(item, where) for item in text.split(",")], where)
@@ -71,22 +71,21 @@ def parse_hosts(text: str, source: str | None = None) -> list[Host]:
 def read_hostfile(path: Path) -> list[Host]:
     """Return the hosts in a file, one per line; `#` starts a comment.
 
-    `h1 slots=2` (Open MPI, Horovod), `h1:2` (MPICH) or just `h1`. `max_slots=4` is accepted and has
-    no effect. Any other word is an error.
+    A line is `h1 slots=2` (Open MPI, Horovod), `h1:2` (MPICH) or just `h1`. `max_slots=4` is
+    accepted and has no effect. Any other text raises ConfigError.
     """
     try:
         data = read_regular(path, _MAX_HOSTFILE)
     except OSError as error:
-        # A pipe, such as bash makes of `<(command)`, a device or a folder.
+        # EINVAL: a pipe, such as bash makes of `<(command)`, a device or a folder.
         is_other = error.errno == errno.EINVAL
         advice = "; write the hosts to a file, or give them with -H" if is_other else ""
         raise ConfigError(f"--hostfile {path}: {error.strerror}{advice}") from error
     hosts = []
     for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         where = f"{path} line {number}"
-        words = _text(line, where).partition("#")[0].split()
-        if words:
-            hosts.append(_parse_line(words, where))
+        if fields := _text(line, where).partition("#")[0].split():
+            hosts.append(_parse_line(fields, where))
     if not hosts:
         raise ConfigError(f"--hostfile {path} names no host")
     return _distinct(hosts, str(path))
@@ -102,13 +101,14 @@ def _text(line: bytes, where: str) -> str:
         ) from None
 
 
-def _parse_line(words: list[str], where: str) -> Host:
-    host = _parse_host(words[0], where)
-    for word in words[1:]:
-        key, _, value = word.partition("=")
+def _parse_line(fields: list[str], where: str) -> Host:
+    """Return the host of a line of a hostfile, split at its blanks."""
+    host = _parse_host(fields[0], where)
+    for field in fields[1:]:
+        key, _, value = field.partition("=")
         if key not in ("slots", "max_slots", "max-slots") or not re.fullmatch("[0-9]+", value):
             raise ConfigError(
-                f"{where}: {_quoted(word)} is not understood; a line is like `h1 slots=2`"
+                f"{where}: {_quoted(field)} is not understood; expected a line like `h1 slots=2`"
             )
         number = _number(value, where)
         if key == "slots":
@@ -120,8 +120,7 @@ def _parse_host(item: str, where: str) -> Host:
     match = _HOST.fullmatch(item.strip())
     if match is None:
         raise ConfigError(
-            f"{where}: {_quoted(item)} is not HOST or HOST:NUMBER (an IPv6 address stands in"
-            " brackets)"
+            f"{where}: {_quoted(item)} is not HOST or HOST:NUMBER (put an IPv6 address in brackets)"
         )
     if match["address"]:
         _check_address(match["address"], where)
@@ -133,7 +132,8 @@ def _parse_host(item: str, where: str) -> Host:
 
 
 def _number(digits: str, where: str) -> int:
-    # By length first: Python refuses to convert thousands of digits, with an error of its own.
+    """Return a number of slots; ConfigError if it is above MAX_SLOTS."""
+    # The length is checked first: Python refuses to convert thousands of digits with its own error.
     if len(digits.lstrip("0")) > len(str(MAX_SLOTS)) or (number := int(digits)) > MAX_SLOTS:
         raise ConfigError(
             f"{where}: {_shortened(digits)} slots; expected at most {MAX_SLOTS:,} on a host"
@@ -142,8 +142,7 @@ def _number(digits: str, where: str) -> int:
 
 
 def _check_name(name: str, where: str) -> None:
-    """A name becomes an argument of ssh and part of messages: it must look like neither an option
-    nor a command."""
+    """Raise ConfigError for a name that is unsafe as an argument of ssh or in messages."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{where}: the host name {_quoted(name)} is not usable: expected letters, digits and ."
@@ -152,8 +151,11 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _check_labels(label: str, where: str) -> None:
-    """The lengths of the domain name system; Python's resolver raises UnicodeError for others."""
-    # A name may end with one dot, which stands for the root.
+    """Raise ConfigError for lengths that the domain name system does not allow.
+
+    Python's resolver would raise UnicodeError for them.
+    """
+    # A name may end with one dot, which means the root.
     parts = label.removesuffix(".").split(".")
     if len(label) > _MAX_NAME or not all(1 <= len(part) <= _MAX_LABEL for part in parts):
         raise ConfigError(
@@ -184,6 +186,7 @@ def _shortened(text: str) -> str:
 
 
 def _distinct(hosts: list[Host], where: str) -> list[Host]:
+    """Return `hosts`; ConfigError if one is listed twice."""
     seen: set[str] = set()
     for host in hosts:
         if host.label in seen:
@@ -195,8 +198,10 @@ def _distinct(hosts: list[Host], where: str) -> list[Host]:
 
 
 def assign(hosts: Sequence[Host], num_workers: int | None) -> list[Host]:
-    """The hosts that are used, each with the number of workers it gets: filled in the order of the
-    list."""
+    """Return the hosts to use, each with its number of workers as `slots`; filled in order.
+
+    num_workers: default all slots. Raises ConfigError if it is below 1 or above the slots.
+    """
     total = sum(host.slots for host in hosts)
     wanted = total if num_workers is None else num_workers
     if wanted < 1:
@@ -217,7 +222,7 @@ def assign(hosts: Sequence[Host], num_workers: int | None) -> list[Host]:
 
 
 def check_counts(hosts: Sequence[Host]) -> None:
-    """Refuse numbers of workers that no machine can start: they would take hours and all memory."""
+    """Raise ConfigError for numbers of workers that would take hours and all memory to start."""
     for host in hosts:
         if host.slots > MAX_SLOTS:
             raise ConfigError(
@@ -233,9 +238,9 @@ def _workers(number: int) -> str:
 
 
 def is_here(name: str) -> bool:
-    """Whether workers on a host of this name can be started without ssh.
+    """Return whether workers on a host of this name can be started without ssh.
 
-    The name must mean this machine, and its user, if it has one, must be the one that runs this
+    The name must resolve to this machine, and its user, if it has one, must be the user of this
     process. A name that only ssh's configuration knows is another host.
     """
     user, _, label = name.rpartition("@")
@@ -252,8 +257,8 @@ def is_here(name: str) -> bool:
 
 
 def _current_user() -> str | None:
-    """The name of the user whose rights this process has; None for an id without a name."""
-    # Not $USER or $LOGNAME: `su` and containers leave them as they were.
+    """Return the name of this process's effective user; None for an id without a name."""
+    # Not $USER or $LOGNAME: `su` and containers do not update them.
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

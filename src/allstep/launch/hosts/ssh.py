@@ -1,12 +1,11 @@
-"""Another host, through the system's own ssh: the user's configuration, keys and jump hosts all
-hold.
+"""Starts agents on other hosts with the system's ssh, so that its configuration and keys apply.
 
-On the command line stands nothing but the interpreter and the agent's name; the environment and the
-token follow through ssh's standard input.
+The command line has only the interpreter and the agent's name; the environment and the token are
+sent through ssh's standard input, where other users of the host cannot see them.
 
-Of the environment all is sent but what belongs to each host (`_NOT_FORWARDED`, `_HOSTS_OWN`); with
-`--env-only` just the variables named there and those without which workers do not start (`_OURS`,
-`_PATHS`). The agent adds them to the host's own environment.
+All variables are sent except those that belong to each host (`_NOT_FORWARDED`, `_HOSTS_OWN`). With
+`--env-only`, only the listed variables are sent, and those without which workers do not start
+(`_OURS`, `_PATHS`). The agent adds them to the host's own environment.
 """
 
 import os
@@ -19,12 +18,8 @@ from difflib import get_close_matches
 from allstep.errors import ConfigError
 from allstep.process.python import module_flags
 
-_NOT_FORWARDED = (
-    "BASH_FUNC_",  # shell functions
-    "SSH_",
-    "XDG_",
-    "DBUS_",
-)
+# Prefixes of variables; BASH_FUNC_ is that of shell functions.
+_NOT_FORWARDED = ("BASH_FUNC_", "SSH_", "XDG_", "DBUS_")
 _HOSTS_OWN = (
     "HOME",
     "USER",
@@ -41,44 +36,33 @@ _HOSTS_OWN = (
     "DISPLAY",
     "XAUTHORITY",
 )
-# Sent also with --env-only: settings of allstep and of horovodrun's flags, and where programs and
-# modules are.
+# Sent also with --env-only: settings of allstep and of horovodrun's flags, and search paths.
 _OURS = ("ALLSTEP_", "HOROVOD_")
 _PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 def command_on(host: str, ssh: str, *python_arguments: str) -> list[str]:
-    """The ssh command that runs our interpreter on a host, with these arguments."""
+    """Return the ssh command that runs this interpreter on a host, with these arguments."""
     path = os.environ.get("PYTHONPATH")
     setting = ["env", f"PYTHONPATH={path}"] if path else []
     remote = shlex.join(["exec", *setting, sys.executable, *python_arguments])
-    return [
-        *split_command(ssh),
-        "-T",
-        "-x",
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        "ConnectTimeout=10",
-        "--",
-        host,
-        remote,
-    ]
+    options = ["-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
+    return [*split_command(ssh), *options, "--", host, remote]
 
 
 def split_command(ssh: str) -> list[str]:
-    """Return the words of the ssh command that the user gave; ConfigError when it has none."""
+    """Return program and arguments of the user's ssh command; ConfigError if it is empty."""
     try:
-        words = shlex.split(ssh)
+        arguments = shlex.split(ssh)
     except ValueError as error:
         raise ConfigError(f"--ssh {ssh!a}: {error}; quote it as a shell command") from error
-    if not words:
+    if not arguments:
         raise ConfigError("--ssh is empty; expected a command, such as ssh")
-    return words
+    return arguments
 
 
 def start_agent(host: str, label: str, ssh: str) -> subprocess.Popen[bytes]:
-    """Start the agent on a host. Its messages come on stdout, what ssh complains of on stderr."""
+    """Start the agent on a host; its stdout has the agent's messages, its stderr ssh's errors."""
     command = command_on(host, ssh, *module_flags("allstep.launch.agent_main"), label)
     try:
         return subprocess.Popen(
@@ -90,15 +74,15 @@ def start_agent(host: str, label: str, ssh: str) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise ConfigError(
-            f"cannot start {command[0]!r} to reach {label}: {error.strerror}; is an ssh client"
-            " installed?"
+            f"cannot start {command[0]!r} to reach {label}: {error.strerror}; install an ssh"
+            " client, or set another command with --ssh"
         ) from error
 
 
 def forwarded(env: dict[str, str], only: Collection[str] | None = None) -> dict[str, str]:
-    """Return the part of our environment that makes sense on another host.
+    """Return the variables of `env` to send to another host.
 
-    only: the names given by `--env-only`; None for all.
+    only: the names of `--env-only`; None (default) for all.
     """
     sent = {name: value for name, value in env.items() if not _belongs_to_host(name)}
     if only is None:
@@ -108,9 +92,9 @@ def forwarded(env: dict[str, str], only: Collection[str] | None = None) -> dict[
 
 
 def parse_env_only(text: str, env: Collection[str]) -> frozenset[str]:
-    """Return the names in the text of `--env-only`: separated by commas, each set in `env`.
+    """Return the names in `text` (`--env-only`), separated by commas; `env` must have each of them.
 
-    An empty text names none.
+    An empty text names none. Raises ConfigError for other variables.
     """
     names = frozenset(name.strip() for name in text.split(",") if name.strip())
     for name in sorted(names):
@@ -130,15 +114,16 @@ def _belongs_to_host(name: str) -> bool:
     return name.startswith(_NOT_FORWARDED) or name in _HOSTS_OWN
 
 
-def complaint(label: str, code: int | None, stderr: str, stdout: str = "") -> str:
-    """One line for an agent that did not come up. stdout: what came instead of its first message."""
-    said = [line.strip() for line in stderr.splitlines() if line.strip()]
-    reason = said[-1] if said else stdout or "it said nothing"
+def describe_failure(label: str, code: int | None, stderr: str, stdout: str = "") -> str:
+    """Return one line about an agent that did not start.
+
+    code: exit code of ssh. stdout: the output instead of its first message.
+    """
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    reason = lines[-1] if lines else stdout or "it printed nothing"
     if code == 255:
-        return (
-            f"ssh to {label} failed: {reason}. Try `ssh -o BatchMode=yes -- {shlex.quote(label)}"
-            " true`"
-        )
+        attempt = f"ssh -o BatchMode=yes -- {shlex.quote(label)} true"
+        return f"ssh to {label} failed: {reason}. Try `{attempt}`"
     if "No module named" in stderr:
         return f"{label}: {reason}: allstep must be installed there for {sys.executable}"
     if code in (126, 127):
@@ -146,4 +131,4 @@ def complaint(label: str, code: int | None, stderr: str, stdout: str = "") -> st
             f"{label}: {reason}: the interpreter must be at the same place on every host"
             f" ({sys.executable})"
         )
-    return f"{label}: the agent ended with {code} before it said hello: {reason}"
+    return f"{label}: the agent ended with {code} before its hello: {reason}"

@@ -1,4 +1,4 @@
 """The output of all workers as one stream of lines, and as log files.
 
-May import: `console`, `files` and below. Start with `writer`.
+Imports: `console`, `files` and below. Start with `writer`.
 """

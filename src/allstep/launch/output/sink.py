@@ -1,12 +1,13 @@
-"""Where the launcher writes lines and pieces of lines: a file descriptor that may be slow, full or
-closed, and must never end the run.
+"""Writes the launcher's output to a descriptor that may be slow, full or closed.
 
-| what a write meets | what happens |
+An error of the output must never end the run.
+
+| condition | reaction |
 |---|---|
-| a pipe or terminal that takes no more for now | wait until it does, then continue; the caller decides for how long |
-| the reader is gone (`| head`) | this and all later lines are dropped |
-| no space, a quota, an I/O error | one report on another stream; lines are dropped and counted; one try each second |
-| room again | a line with the number of missing lines, then lines as before |
+| a pipe or terminal accepts no more now | wait until it does; the caller sets for how long |
+| the reader is gone (`| head`) | drop this and all later lines |
+| no space, a quota, an I/O error | report it once on another stream; drop and count lines |
+| after an error | try again once a second; then write the number of missing lines, and continue |
 """
 
 import contextlib
@@ -22,7 +23,7 @@ _READER_IS_GONE = (errno.EPIPE, errno.EBADF)
 
 
 def wait_for_reader(fd: int) -> bool:
-    """Wait until the descriptor takes more, however long that takes. Returns True."""
+    """Wait without limit until the descriptor accepts more; return True."""
     waiting = select.poll()
     waiting.register(fd, select.POLLOUT)
     waiting.poll()
@@ -30,10 +31,9 @@ def wait_for_reader(fd: int) -> bool:
 
 
 def without_blocking(fd: int) -> int:
-    """Return a descriptor for the same pipe or terminal whose writes do not block; `fd` for other
-    files.
+    """Return a non-blocking descriptor for the same pipe or terminal; `fd` itself for other files.
 
-    The mode of `fd` itself belongs to all processes that share it, so it is opened once more.
+    The mode of `fd` belongs to all processes that share it, so the file is opened again.
     """
     with contextlib.suppress(OSError):
         mode = os.fstat(fd).st_mode
@@ -45,10 +45,10 @@ def without_blocking(fd: int) -> int:
 
 
 class Sink:
-    """Writes lines to a file descriptor.
+    """A file descriptor to which lines are written.
 
-    name: what reports call it. report: prints one line elsewhere. clock: seconds, for tests. wait:
-    returns True when the descriptor takes more, False to drop this and all later lines.
+    name: for reports. report: prints one line elsewhere. clock: returns seconds, for tests. wait:
+    returns True when the descriptor accepts more, False to drop this and all later lines.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Sink:
         self._ends_mid_line = False
 
     def write(self, data: bytes) -> None:
-        """Write `data`: lines, the last of which may continue in the next call.
+        """Write lines, the last of which may continue in the next call; never raises.
 
-        What cannot be written is dropped, and its newlines are counted; never raises.
+        Data that cannot be written is dropped, and its newlines are counted.
         """
         if self._is_gone:
             return
@@ -88,7 +88,7 @@ class Sink:
         self._is_gone = True
 
     def _write_gap(self) -> bool:
-        """After an error, try to write how many lines are missing; False while there is no room."""
+        """Try to write, after an error, how many lines are missing; return whether it succeeded."""
         if self._clock() < self._retry_at:
             return False
         assert self._error is not None
@@ -103,7 +103,7 @@ class Sink:
         return False
 
     def _write(self, data: bytes) -> bool:
-        """Whether all of `data` was written."""
+        """Write `data`; return whether all of it was written."""
         rest = memoryview(data)
         try:
             while rest:
@@ -118,14 +118,16 @@ class Sink:
         return True
 
     def _write_some(self, data: memoryview) -> int:
+        """Write once, or wait until that is possible; return the number of written bytes."""
         try:
             return os.write(self.fd, data)
         except BlockingIOError:
             if not self._wait(self.fd):
-                raise BrokenPipeError(errno.EPIPE, "nobody reads") from None
+                raise BrokenPipeError(errno.EPIPE, "the reader does not read") from None
             return 0
 
     def _fail(self, error: OSError) -> None:
+        """Record an error; report the first one, unless the reader has closed its end."""
         if error.errno in _READER_IS_GONE:
             self._is_gone = True
             return

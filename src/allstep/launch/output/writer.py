@@ -1,5 +1,7 @@
-"""What the user sees of the workers: whole lines, each with its rank in front; files get the bytes
-as written."""
+"""Prints the output of workers as whole lines with the rank in front, and writes log files.
+
+Log files get the bytes that the workers wrote.
+"""
 
 import contextlib
 import os
@@ -16,28 +18,32 @@ from allstep.errors import ConfigError
 from allstep.launch.output.lines import as_printed
 from allstep.launch.output.sink import Sink, wait_for_reader, without_blocking
 
-_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of a terminal: cyan, yellow, green, ...
-_KEPT_LINES = 400  # of each rank's standard error, for the failure report
+# Codes of a terminal: cyan, yellow, green, ...
+_COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+# Lines of each rank's standard error that are kept for the failure report.
+_KEPT_LINES = 400
 
 
-def _short(rank: int, stream: str, colour: bool) -> str:
-    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[{rank}]\x1b[0m " if colour else f"[{rank}] "
+def _short(rank: int, stream: str, color: bool) -> str:
+    """Return `[0] `, colored by rank on a terminal."""
+    return f"\x1b[{_COLORS[rank % len(_COLORS)]}m[{rank}]\x1b[0m " if color else f"[{rank}] "
 
 
-def _horovods(rank: int, stream: str, colour: bool) -> str:
+def _horovods(rank: int, stream: str, color: bool) -> str:
+    """Return `[0]<stdout>:`, as horovodrun does."""
     return f"[{rank}]<std{stream}>:"
 
 
-# How a line begins: rank and stream, on a terminal that shows colours or not.
+# Functions that return the start of a line, from rank, stream and whether to use color.
 PREFIXES: dict[str, Callable[[int, str, bool], str]] = {"allstep": _short, "horovod": _horovods}
 
 
 class Output:
-    """Prints the workers' lines, writes files where asked, and remembers the last of their errors.
+    """The output of all workers: prints lines, writes files, keeps the end of standard error.
 
-    show: the ranks to print (None for all). log_dir: a folder for one file per rank, with the bytes
-    that the worker wrote. stream_dir: a folder for Horovod's two files per rank. prefix: a name of
-    PREFIXES. timestamps: the time in front of each printed line.
+    size: number of ranks. show: the ranks to print (None for all). log_dir: a folder for one file
+    per rank, with the bytes that the worker wrote. stream_dir: a folder for Horovod's two files per
+    rank. prefix: a name of PREFIXES. timestamps: print the time in front of each line.
     """
 
     def __init__(
@@ -51,11 +57,10 @@ class Output:
     ) -> None:
         self.show = show
         self.errors: list[deque[str]] = [deque(maxlen=_KEPT_LINES) for _ in range(size)]
-        self._colour = {"out": _takes_colour(sys.stdout), "err": _takes_colour(sys.stderr)}
+        self._color = {"out": _takes_color(sys.stdout), "err": _takes_color(sys.stderr)}
         self.wait: Callable[[int], bool] = wait_for_reader
-        """Called while a reader does not read, with the descriptor; False drops what was to be
-        written there."""
-        # What cannot be written to one of them is reported on the other.
+        """Called with a descriptor whose reader does not read; returns False to drop the output."""
+        # An error of one stream is reported on the other.
         self._sinks = {
             "out": self._sink(
                 _descriptor(sys.stdout), "standard output", partial(self._print, "err")
@@ -75,34 +80,34 @@ class Output:
         return Sink(fd, name, report, wait=lambda fd: self.wait(fd))
 
     def _log(self, fd: int, name: str) -> Sink:
-        return self._sink(fd, name, self.say)
+        return self._sink(fd, name, self.notify)
 
-    def write(self, rank: int, stream: str, pieces: Sequence[str]) -> list[str]:
-        """Take pieces of one worker's standard output ("out") or error ("err"), as `Lines` cuts
-        them.
+    def write(self, rank: int, stream: str, chunks: Sequence[str]) -> list[str]:
+        """Print and log `chunks` of a worker's standard output ("out") or standard error ("err").
 
-        Returns the lines of standard error, without their newlines; nothing for standard output.
+        Returns the lines of standard error, without newlines; an empty list for standard output.
         """
         for files in self._files:
-            files[rank, stream].write(_encoded("".join(pieces)))
-        printed = "".join(map(as_printed, pieces))
+            files[rank, stream].write(_encoded("".join(chunks)))
+        printed = "".join(map(as_printed, chunks))
         errors = printed.split("\n")[:-1] if stream == "err" else []
         self.errors[rank].extend(errors)
         if printed and self.shows(rank):
             when = time.asctime() if self._timestamps else ""
-            prefix = f"{when}{self._prefix(rank, stream, self._colour[stream])}"
+            prefix = f"{when}{self._prefix(rank, stream, self._color[stream])}"
             self._sinks[stream].write(_encoded(_with_prefix(prefix, printed)))
         return errors
 
     def shows(self, rank: int) -> bool:
-        """Whether the lines of a rank are printed."""
+        """Return whether the lines of a rank are printed."""
         return self.show is None or rank in self.show
 
-    def say(self, text: str) -> None:
-        """Print a text of the launcher's own; what it quotes of workers is escaped."""
+    def notify(self, text: str) -> None:
+        """Print a text of the launcher on standard error; control characters are escaped."""
         self._print("err", text)
 
     def close(self) -> None:
+        """Close the files."""
         for files in self._files:
             for file in dict.fromkeys(files.values()):
                 file.close()
@@ -112,21 +117,21 @@ class Output:
 
 
 def _with_prefix(prefix: str, lines: str) -> str:
-    """Put the prefix in front of every line. One replacement is quicker than a loop over lines."""
+    """Put the prefix in front of every line. One replacement is faster than a loop over lines."""
     return prefix + lines[:-1].replace("\n", f"\n{prefix}") + "\n"
 
 
 def _encoded(text: str) -> bytes:
-    """Return the bytes that a worker wrote; half a character that no worker can write is escaped."""
+    """Return the bytes that a worker wrote; surrogates that are no byte of it are escaped."""
     try:
         return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # from an agent that is not ours
+    # Only a foreign agent can send such a text.
+    except UnicodeEncodeError:
         return text.encode(errors="backslashreplace")
 
 
 def _descriptor(stream: TextIO | None) -> int:
-    """Its file descriptor, with what was printed before us written; -1 where standard output was
-    closed (`>&-`)."""
+    """Flush a stream and return its descriptor; -1 for a standard stream that is closed (`>&-`)."""
     if stream is None:
         return -1
     with contextlib.suppress(OSError):
@@ -134,7 +139,7 @@ def _descriptor(stream: TextIO | None) -> int:
     return without_blocking(stream.fileno())
 
 
-def _takes_colour(stream: TextIO | None) -> bool:
+def _takes_color(stream: TextIO | None) -> bool:
     return (
         stream is not None
         and stream.isatty()
@@ -143,19 +148,21 @@ def _takes_colour(stream: TextIO | None) -> bool:
     )
 
 
-Files = dict[tuple[int, str], Sink]  # by rank and stream
-MakeSink = Callable[[int, str], Sink]  # from a descriptor and its name
+# Sinks by rank and stream.
+Files = dict[tuple[int, str], Sink]
+# Makes a sink from a descriptor and its name.
+MakeSink = Callable[[int, str], Sink]
 
 
 def _open_logs(folder: Path, size: int, make: MakeSink) -> Files:
-    """One file per rank."""
+    """Open one file per rank, for both of its streams."""
     paths = [folder / f"rank-{_padded(rank, size)}.log" for rank in range(size)]
     files = [_open(path, "--log-dir", make) for path in paths]
     return {(rank, stream): files[rank] for rank in range(size) for stream in ("out", "err")}
 
 
 def _open_streams(folder: Path, size: int, make: MakeSink) -> Files:
-    """Horovod's way: a folder per rank, a file per stream."""
+    """Open the files of horovodrun: a folder per rank, a file per stream."""
     return {
         (rank, stream): _open(
             folder / f"rank.{_padded(rank, size)}" / f"std{stream}", "--output-filename", make
@@ -166,16 +173,17 @@ def _open_streams(folder: Path, size: int, make: MakeSink) -> Files:
 
 
 def _padded(rank: int, size: int) -> str:
+    """Return a rank with leading zeros, so that file names sort by rank."""
     return f"{rank:0{len(str(size - 1))}}"
 
 
 def _open(path: Path, option: str, make: MakeSink) -> Sink:
+    """Open a file for writing; ConfigError, which names `option`, if that fails."""
+    # NONBLOCK: a pipe without a reader is an error (ENXIO) instead of a wait.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o666
-        )
-        # Not blocking: a pipe without a reader is an error at once (ENXIO).
+        fd = os.open(path, flags, 0o666)
     except (FileExistsError, NotADirectoryError) as error:
         blocking = next(
             (each for each in path.parents if each.exists() and not each.is_dir()), path.parent

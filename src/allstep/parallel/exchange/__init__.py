@@ -1,16 +1,19 @@
-"""How the gradients of all ranks become the gradients of the step: one protocol, several ways.
+"""How the gradients of all ranks become the gradients of the step: one protocol, several
+implementations.
 
 ```
-protocol         Exchange, what an optimizer asks of any of them; Rule; Listener (a timeline)
-bucketed         what AllReduce and Owners share: the step, the header, norms, buckets
+exchange         the protocol Exchange, for every optimizer; Rule; Listener (a timeline)
+bucketed         the common part of AllReduce and Owners: the step, the header, norms, buckets
 all_reduce       AllReduce: every rank gets the mean of every gradient
-owners           Owners: each rank of a host gets the mean of what it updates (with `shared_parameters`)
-(servers)        to come: a parameter server takes gradients and hands out weights (`kvstore`)
-(averaging)      to come: weights are averaged now and then instead of gradients
-(sharded)        to come: states of the optimizer spread over all ranks
+owners           Owners: each rank of a host gets the mean of what it updates (with
+                 `shared_parameters`)
+(servers)        planned: a parameter server takes gradients and returns weights (`kvstore`)
+(averaging)      planned: weights are averaged at intervals, instead of gradients
+(sharded)        planned: optimizer states distributed over all ranks
 ```
 
-The caller chooses one and hands it to the optimizer; nothing else in `parallel` asks which it is.
+The caller chooses one and passes it to the optimizer; nothing else in `parallel` depends on which
+it is.
 
 May import: `comm`, `optim` and below. Start with `exchange`, then `bucketed`.
 """

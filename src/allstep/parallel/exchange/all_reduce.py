@@ -1,9 +1,9 @@
-"""`AllReduce`: the gradients of all ranks become one on every rank: their mean, their sum, or their
-mean by samples.
+"""`AllReduce`: the gradients of all ranks are combined on every rank, to their mean, their sum, or
+their mean by samples.
 
 ```
-large       each gradient by itself, where it lies                                   no copy
-small       together, in one buffer that the ranks share                             copied in and out, all in one call
+large       each gradient by itself, in its memory                no copy
+small       together, in one buffer that the ranks share          copied in and out, in one call
 ```
 """
 
@@ -15,27 +15,28 @@ from torch._C._distributed_c10d import ReduceOp
 
 from allstep.comm.group.plan import call_of
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.group.shared_memory import LocalMover
+from allstep.comm.group.shared_memory import SharedMemoryTransport
 from allstep.comm.memory import reduce as summing
-from allstep.comm.op.describe import words
+from allstep.comm.op.describe import describe
 from allstep.comm.op.norms import share_of
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from allstep.parallel.exchange.bucketed import Bucketed
-from allstep.parallel.exchange.buckets import Bucket, small_ones
+from allstep.parallel.exchange.buckets import Bucket, small_parameters
 from allstep.parallel.exchange.exchange import Listener, Rule
 from allstep.parallel.exchange.pack import flat_in_memory, make_pack
 from allstep.parallel.exchange.parameter_order import Named
 
-_BLOCK = 1 << 18  # elements that stay in the cache from one use to the next
+# Elements that stay in the cache from one use to the next.
+_BLOCK = 1 << 18
 _EXACT = (torch.float32, torch.float64)
 
 
 class AllReduce(Bucketed):
-    """Every rank gets every gradient.
+    """Gives every rank every gradient.
 
-    key: tells this set of parameters from others on the same group. overlap: whether buckets travel
-    while others are computed; by default only where a network is between the ranks. listener: hears
-    of each bucket.
+    `key`: distinguishes these parameters from others on the same group. `overlap`: whether buckets
+    are reduced while other gradients are computed; default: only if a network is between the ranks.
+    `listener`: notified of each bucket.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class AllReduce(Bucketed):
         for bucket in self._buckets:
             bucket.packs = [
                 make_pack(self.group, self.named, numbers)
-                for numbers in small_ones(self.named, bucket)
+                for numbers in small_parameters(self.named, bucket)
             ]
 
     def _results(self, gradients: dict[int, Tensor]) -> list[Tensor]:
@@ -80,6 +81,7 @@ class AllReduce(Bucketed):
             torch._foreach_copy_(found, views)
 
     def _sum_compressed(self, gradients: dict[int, Tensor], scale: float) -> None:
+        """Reduce each gradient in its compressed form."""
         assert self.rule.compress is not None
         assert self.rule.decompress is not None
         for gradient in gradients.values():
@@ -92,9 +94,9 @@ class AllReduce(Bucketed):
             self._measure_mean(flat_in_memory(gradient))
 
     def _large_sum(self, flat: Tensor, scale: float) -> None:
-        """Of one gradient, where it lies.
+        """Reduce one large gradient in its own memory.
 
-        On one host it is measured block by block as it is staged and added.
+        On one host norms are measured block by block while it is copied and added.
         """
         local = self.group.local
         if self.mean is None or not (
@@ -102,14 +104,14 @@ class AllReduce(Bucketed):
         ):
             self._measured_sum(flat, scale)
             return
-        assert isinstance(local, LocalMover)
-        call = call_of(words("sum with norms", flat.dtype, flat.shape))
+        assert isinstance(local, SharedMemoryTransport)
+        call = call_of(describe("sum with norms", flat.dtype, flat.shape))
         local.carry_out(
             call, summing.large, flat, torch.add, call, True, scale, self.own, self.mean
         )
 
     def _measured_sum(self, flat: Tensor, scale: float) -> None:
-        """Our own is measured as it is scaled, the result afterwards."""
+        """Reduce a tensor; measure our own while it is scaled, and the result afterwards."""
         if self.own is not None:
             for block in torch.split(flat, _BLOCK):
                 self.own.add(block)
@@ -120,12 +122,12 @@ class AllReduce(Bucketed):
         self._measure_mean(flat)
 
     def _measure_mean(self, flat: Tensor) -> None:
-        """Our part of a result that all ranks have."""
+        """Add our slice of a result that all ranks have to the norm of the mean."""
         if self.mean is not None:
             self.mean.add(share_of(flat, self.group.rank(), self.group.size()))
 
     def _scales_on_the_way(self, tensor: Tensor) -> bool:
-        """Decided alike on all ranks, whose scales may differ."""
+        """Return whether the sum also scales. The same on all ranks, whose scales may differ."""
         return (
             tensor.dtype in _EXACT
             and self.rule.kind == ReduceOp.SUM
@@ -133,11 +135,10 @@ class AllReduce(Bucketed):
         )
 
     def _scaled_sum(self, tensor: Tensor, scale: float) -> None:
-        """The sum of the ranks' tensors, each times its scale, in place."""
+        """Replace a tensor by the sum of the ranks' tensors, each times its scale."""
         kind = self.rule.kind
-        if (
-            tensor.dtype in _EXACT and kind == ReduceOp.SUM
-        ):  # decided alike on all ranks, whose scales may differ
+        # The same on all ranks, whose scales may differ.
+        if tensor.dtype in _EXACT and kind == ReduceOp.SUM:
             self.group.sum_scaled(tensor, scale)
             return
         if scale != 1.0 and tensor.is_floating_point():
@@ -151,5 +152,5 @@ def _crosses_hosts(group: AllstepGroup) -> bool:
     return group.size() > 1 and not _on_one_host(group.local)
 
 
-def _on_one_host(local: Mover | None) -> bool:
-    return isinstance(local, LocalMover) and local.way is None
+def _on_one_host(local: Transport | None) -> bool:
+    return isinstance(local, SharedMemoryTransport) and local.crossing is None

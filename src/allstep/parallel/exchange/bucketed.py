@@ -1,16 +1,17 @@
 """The step that `AllReduce` and `Owners` share: a header, then the sums of a bucket, then norms.
 
-autograd puts a gradient wherever it likes, and a script may set it to None, replace it or lay it
-out otherwise at any time. So nothing is attached to parameters here: `reduce` takes the gradients
-as it finds them, and leaves the result in the same place.
+autograd allocates a gradient anywhere, and a script may set it to None, replace it or change its
+layout at any time. So nothing is attached to parameters here: `reduce` uses the gradients as they
+are, and leaves the result in the same place.
 
-The header (one small sum, first) says for each parameter whether a rank has a gradient, and how
-many samples are behind it. It makes unused parameters right: one that no rank used keeps its None
-(so weight decay and momentum leave it alone, as on one worker); one that only some ranks used
-counts as zero on the others. The layout (names, shapes, strides, in which order) is agreed once,
-through the store; after that a step exchanges no names.
+The header (one small sum, first) states for each parameter whether a rank has a gradient, and how
+many samples are behind it. It handles unused parameters: one that no rank used keeps its None (so
+weight decay and momentum do not touch it, as on one worker); one that only some ranks used counts
+as zero on the others. The layout (names, shapes, strides and their order) is agreed once, through
+the store; after that a step exchanges no names.
 
-**Norms**, if wanted, are taken on the way (`comm.op.norms`): `norms` after `reduce` has them.
+**Norms**, if wanted, are measured during the reduction (`comm.op.norms`); `norms` returns them
+after `reduce`.
 """
 
 import time
@@ -26,22 +27,22 @@ from torch.nn import Parameter
 
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.op.norms import NOTHING, GradientNorms, Squares, Wanted
-from allstep.comm.op.queue import InLine, Queue
+from allstep.comm.op.queue import Queue, QueuedWork
 from allstep.errors import UserError
 from allstep.parallel.exchange.buckets import Bucket, cut, is_large
 from allstep.parallel.exchange.exchange import Listener, Rule
-from allstep.parallel.exchange.header import Header, absent_words, header_of, words_of
+from allstep.parallel.exchange.header import Header, absent_header, header_of, own_header
 from allstep.parallel.exchange.parameter_order import Named, agreed_order
 
-_DRAIN_SECONDS = 2.0  # at the end: for reductions that have begun on all ranks
+# At the end: seconds for reductions that have begun on all ranks.
+_DRAIN_SECONDS = 2.0
 
 
 class Bucketed(ABC):
-    """The gradients of some parameters over a group. All ranks of the group make it, and call it,
-    together.
+    """The gradients of some parameters over a group. All ranks make it, and call it, together.
 
-    key: tells this set of parameters from others on the same group. overlap: whether buckets travel
-    while others are computed. listener: hears of each bucket.
+    `key`: distinguishes these parameters from others on the same group. `overlap`: whether buckets
+    are reduced while other gradients are computed. `listener`: notified of each bucket.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class Bucketed(ABC):
         self.overlap, self.listener = overlap, listener
         self._signature: tuple[Any, ...] = ()
         self._buckets: list[Bucket] = []
-        self._bucket_of: dict[int, Bucket] = {}  # by the id of the parameter
+        # By the id of the parameter.
+        self._bucket_of: dict[int, Bucket] = {}
         self._agreements = 0
         self._queue = Queue()
-        self._started: list[InLine] = []
+        self._started: list[QueuedWork] = []
         self._weight: float | None = None
         self._wanted = NOTHING
         self._absent = False
@@ -75,12 +77,12 @@ class Bucketed(ABC):
         self.own: Squares | None = None
         self.mean: Squares | None = None
 
-    # A step: see `protocol.Exchange`
+    # A step: see `exchange.Exchange`
 
     def ready(
         self, parameter: Parameter, weight: float | None = None, wanted: Wanted = NOTHING
     ) -> None:
-        """The gradient of this parameter is complete."""
+        """Record that the gradient of this parameter is complete, and start buckets that are."""
         if not self.overlap or not self._buckets:
             return
         self._weight, self._wanted = weight, wanted
@@ -95,12 +97,11 @@ class Bucketed(ABC):
     def reduce(
         self, weight: float | None = None, absent: bool = False, wanted: Wanted = NOTHING
     ) -> list[Named]:
-        """Wait until every gradient is what the rule says; return those that are sparse on some
-        rank."""
+        """Wait until every gradient is reduced; return those that are sparse on some rank."""
         if self._started and wanted != self._wanted:
             raise UserError(
                 "measure_norms or clip_norm was changed after backward() had begun: gradients of"
-                " this step are on their way already. Set them before it"
+                " this step are already being reduced. Set them before backward()"
             )
         self._agree()
         self._weight, self._absent, self._wanted = weight, absent, wanted
@@ -115,21 +116,21 @@ class Bucketed(ABC):
         return sparse
 
     def norms(self) -> GradientNorms | None:
-        """Of the last `reduce`, if it measured them."""
+        """Return the norms of the last `reduce`, if it measured them."""
         if self.mean is None:
             return None
         size, rank = self.group.size(), self.group.rank()
-        told = np.zeros(2 * size + 1)
-        told[rank] = self.own.total() if self.own is not None else 0.0
-        told[size + rank] = 0.0 if self._absent else 1.0 if self._weight is None else self._weight
-        told[-1] = self.mean.total()
-        self._add_up(torch.from_numpy(told))
-        own = tuple(told[:size].tolist()) if self.own is not None else ()
+        sums = np.zeros(2 * size + 1)
+        sums[rank] = self.own.total() if self.own is not None else 0.0
+        sums[size + rank] = 0.0 if self._absent else 1.0 if self._weight is None else self._weight
+        sums[-1] = self.mean.total()
+        self._add_up(torch.from_numpy(sums))
+        own = tuple(sums[:size].tolist()) if self.own is not None else ()
         self.own = self.mean = None
-        return GradientNorms(own, tuple(told[size:-1].tolist()), float(told[-1]))
+        return GradientNorms(own, tuple(sums[size:-1].tolist()), float(sums[-1]))
 
     def scale_by(self, factor: float) -> None:
-        """Multiply what `reduce` left to us, but for sparse gradients."""
+        """Multiply the results of `reduce` on this rank, except for sparse gradients."""
         found = {number: self.named[number].parameter.grad for number in sorted(self.used)}
         gradients = {
             number: gradient.detach() for number, gradient in found.items() if gradient is not None
@@ -138,11 +139,11 @@ class Bucketed(ABC):
             torch._foreach_mul_(results, factor)
 
     def close(self) -> None:
-        """Drop what is under way, and end the thread.
+        """Drop reductions in progress, and end the thread.
 
         Reductions that have begun on all ranks may finish: Gloo cannot free a thread whose message
-        has arrived in part. After `_DRAIN_SECONDS` those that wait for another rank fail, here and
-        there.
+        has arrived in part. After `_DRAIN_SECONDS` those that wait for another rank fail on both
+        ranks.
         """
         end = time.monotonic() + _DRAIN_SECONDS
         while not self._is_drained() and time.monotonic() < end:
@@ -170,29 +171,28 @@ class Bucketed(ABC):
     def _is_drained(self) -> bool:
         return all(work.is_completed() for work in self._started)
 
-    # What each way does in its own manner
+    # Differs between the exchanges
 
     @abstractmethod
     def _sum(self, bucket: Bucket, gradients: dict[int, Tensor], scale: float) -> None:
-        """Make the sums of these gradients, each first times our scale.
+        """Sum these gradients over the ranks, each first multiplied by our scale.
 
-        Measures own and mean where they are wanted.
+        Measures `own` and `mean` if they are wanted.
         """
 
     @abstractmethod
     def _results(self, gradients: dict[int, Tensor]) -> list[Tensor]:
-        """What of these reduced gradients is ours to use."""
+        """Return the tensors of these reduced gradients that this rank uses."""
 
     @abstractmethod
     def _prepare(self) -> None:
-        """The layout was agreed: get ready what depends on it."""
+        """Prepare what depends on the layout, which all ranks have agreed on."""
 
     # One bucket
 
     def _reduce(self, bucket: Bucket, absent: bool = False) -> None:
-        listener = (
-            self.listener if self.listener is not None and self.listener.is_listening() else None
-        )
+        is_on = self.listener is not None and self.listener.is_listening()
+        listener = self.listener if is_on else None
         began = time.monotonic_ns() if listener else 0
         with torch.no_grad():
             header = self._exchange_header(bucket, absent)
@@ -205,24 +205,26 @@ class Bucketed(ABC):
             listener.reduced([self.named[i] for i in used], began, agreed, time.monotonic_ns())
 
     def _exchange_header(self, bucket: Bucket, absent: bool) -> Header:
-        """Also gets ready to measure what the ranks want measured, which one that is absent learns
-        here."""
+        """Sum the headers of all ranks.
+
+        Also prepares the measurements that the ranks want; an absent rank learns them here.
+        """
         if absent:
-            said = absent_words(len(bucket.numbers))
+            header = absent_header(len(bucket.numbers))
         else:
             gradients = [self.named[number].parameter.grad for number in bucket.numbers]
-            said = words_of(gradients, self._weight, self._wanted)
-        self._add_up(torch.from_numpy(said))
-        found = header_of(said, self.group.rank())
+            header = own_header(gradients, self._weight, self._wanted)
+        self._add_up(torch.from_numpy(header))
+        found = header_of(header, self.group.rank())
         self.present = found.present
         if found.wanted.own and self.own is None:
             self.own = Squares()
         if found.wanted.mean and self.mean is None:
             self.mean = Squares()
-        return self._sort_out_sparse(bucket, found, absent) if any(found.sparse) else found
+        return self._handle_sparse(bucket, found, absent) if any(found.sparse) else found
 
-    def _sort_out_sparse(self, bucket: Bucket, header: Header, absent: bool) -> Header:
-        """Those that are sparse on some rank are left out, or made dense on all."""
+    def _handle_sparse(self, bucket: Bucket, header: Header, absent: bool) -> Header:
+        """Exclude gradients that are sparse on some rank, or make them dense on all ranks."""
         sparse = [
             self.named[i]
             for i, is_sparse in zip(bucket.numbers, header.sparse, strict=True)
@@ -241,7 +243,7 @@ class Bucketed(ABC):
         return header._replace(dense=either)
 
     def _scale(self, header: Header) -> float:
-        """By what our own gradients are multiplied before they are added."""
+        """Return the factor of our own gradients before they are added."""
         if not self.rule.mean:
             return self.rule.factor
         if header.samples is not None:
@@ -249,8 +251,7 @@ class Bucketed(ABC):
         return self.rule.factor / self.group.size()
 
     def _gradient(self, number: int, scale: float, absent: bool) -> Tensor:
-        """Our gradient, laid out as the parameter is; zeros where we have none or what we have does
-        not count."""
+        """Return our gradient in the parameter's layout; zeros if missing or without weight."""
         parameter = self.named[number].parameter
         if absent:
             return torch.zeros_like(parameter)
@@ -259,12 +260,11 @@ class Bucketed(ABC):
         elif parameter.grad.stride() != parameter.stride() and self._needs_its_layout(parameter):
             parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
         gradient = parameter.grad.detach()
-        return (
-            gradient if scale else gradient.zero_()
-        )  # nothing behind it: 0/0 of an empty batch must not spread
+        # A gradient of no samples may be 0/0, which must not spread.
+        return gradient if scale else gradient.zero_()
 
     def _needs_its_layout(self, parameter: Parameter) -> bool:
-        """Whether a gradient is reduced where it lies, and so must lie as on the other ranks."""
+        """Return whether a gradient is reduced in its own memory and needs the common layout."""
         return is_large(parameter)
 
     def _add_up(self, tensor: Tensor, kind: Any = ReduceOp.SUM) -> None:
@@ -276,9 +276,9 @@ class Bucketed(ABC):
     # The layout
 
     def _agree(self) -> None:
-        """Make sure that all ranks mean the same parameters.
+        """Make sure that all ranks have the same parameters.
 
-        Costs a store's round trip when something changed, else a comparison.
+        Costs a round trip to the store after a change, else a comparison.
         """
         if self._signature == self._described():
             return
@@ -296,6 +296,6 @@ class Bucketed(ABC):
         self._signature = self._described()
 
     def _described(self) -> tuple[Any, ...]:
-        """What the ranks agreed on, as it is now."""
+        """Return the current layout, for comparison with the one that the ranks agreed on."""
         parameters = (each.parameter for each in self.named)
         return tuple((p.shape, p.stride(), p.dtype, p.device) for p in parameters)

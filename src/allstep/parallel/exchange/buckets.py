@@ -1,8 +1,8 @@
-"""Parameters cut into buckets, whose gradients travel together.
+"""Parameters grouped into buckets, whose gradients are reduced together.
 
-Between hosts gradients travel while the rest is still being computed: parameters are cut into
-buckets, last layers first, and each bucket is reduced as soon as its gradients are there. On one
-host all cores are busy computing, so there is one bucket.
+Between hosts gradients are reduced while others are still being computed: parameters are grouped
+into buckets, last layers first, and each bucket is reduced as soon as its gradients are available.
+On one host all cores are busy computing, so there is one bucket.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,27 @@ from torch import Tensor
 from allstep.parallel.exchange.pack import Pack
 from allstep.parallel.exchange.parameter_order import Named
 
-LARGE = 1 << 20  # bytes from which on a gradient is reduced by itself, where it lies
-BUCKET = 25 << 20  # bytes that travel together while the rest is still being computed
+# Bytes from which on a gradient is reduced by itself, in its own memory.
+LARGE = 1 << 20
+# Bytes that are reduced together while other gradients are still being computed.
+BUCKET = 25 << 20
 
 
 @dataclass
 class Bucket:
-    """Parameters whose gradients are reduced together, by number."""
+    """Parameters whose gradients are reduced together.
+
+    `numbers`: of the parameters. `packs`: buffers of small gradients. `missing`: the number of
+    gradients that are not available yet.
+    """
 
     numbers: list[int]
     packs: list[Pack] = field(default_factory=list)
-    missing: int = 0  # gradients that are not there yet
+    missing: int = 0
 
 
 def cut(named: Sequence[Named], several: bool) -> list[Bucket]:
-    """Buckets of about 25 MB, or a single one.
+    """Return buckets of about 25 MB, or a single one.
 
     The last layers, whose gradients are ready first, come first.
     """
@@ -46,8 +52,8 @@ def cut(named: Sequence[Named], several: bool) -> list[Bucket]:
     return buckets
 
 
-def small_ones(named: Sequence[Named], bucket: Bucket) -> list[list[int]]:
-    """The small parameters of a bucket, by dtype and device: each list travels in one buffer."""
+def small_parameters(named: Sequence[Named], bucket: Bucket) -> list[list[int]]:
+    """Return the small parameters of a bucket by dtype and device; each list shares one buffer."""
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for number in bucket.numbers:
         parameter = named[number].parameter
@@ -57,10 +63,10 @@ def small_ones(named: Sequence[Named], bucket: Bucket) -> list[list[int]]:
 
 
 def is_large(tensor: Tensor) -> bool:
-    """Whether a gradient like it is reduced by itself, where it lies."""
+    """Return whether a gradient of this size is reduced by itself, in its own memory."""
     return nbytes_of(tensor) >= LARGE
 
 
 def nbytes_of(tensor: Tensor) -> int:
-    """Bytes of its elements."""
+    """Return the size of a tensor's elements in bytes."""
     return tensor.numel() * tensor.element_size()

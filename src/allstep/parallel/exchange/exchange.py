@@ -1,10 +1,12 @@
-"""What an optimizer asks of the object that brings the gradients of the ranks together.
+"""The protocol of the object that combines the gradients of the ranks for an optimizer.
 
-for each parameter whose gradient is complete:  exchange.ready(parameter, weight, wanted)     may
-begin to travel at the end of backward:                         exchange.reduce(weight,
-wanted=wanted)        waits until all is done after each reduce, on all ranks:
-exchange.norms()                              squared norms, if wanted when it is not needed any
-more:                 exchange.close()
+```
+for each complete gradient        exchange.ready(parameter, weight, wanted)    reduction may start
+at the end of backward            exchange.reduce(weight, wanted=wanted)       waits for all
+after each reduce, on all ranks   exchange.norms()                             squared norms, if
+                                                                               wanted
+at the end                        exchange.close()
+```
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +26,11 @@ Decompress = Callable[[Tensor, Any], Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """What is computed. The sum over ranks of what each contributes, times `factor`; a mean divides
-    by the ranks, or by samples.
+    """What is computed: the sum over ranks of their gradients, times `factor`.
 
-    kind: torch's reduction. compress, decompress: what gradients are turned into before they
-    travel, and back. densify: sparse gradients are made dense and reduced as such, and are named in
-    `Exchange.densified`.
+    `kind`: torch's reduction. `mean`: divide by the number of ranks, or of samples. `compress`,
+    `decompress`: functions applied to a gradient before and after it is sent. `densify`: make
+    sparse gradients dense and reduce them as such; `Exchange.densified` lists them.
     """
 
     kind: Any = ReduceOp.SUM
@@ -41,62 +42,67 @@ class Rule:
 
 
 class Listener(Protocol):
-    """Hears of each reduction, as a timeline does."""
+    """An object that is notified of each reduction, such as a timeline."""
 
     def is_listening(self) -> bool:
-        """Whether times are to be taken."""
+        """Return whether times must be measured."""
 
     def reduced(self, named: Sequence[Named], began: int, agreed: int, ended: int) -> None:
-        """These parameters were reduced together.
+        """Record parameters that were reduced together.
 
-        began, agreed, ended: when it began, when the ranks had agreed on what there is to reduce,
-        and when it was over; nanoseconds of `time.monotonic_ns`.
+        `began`, `agreed`, `ended`: when the reduction began, when the ranks had agreed on what to
+        reduce, and when it ended; nanoseconds of `time.monotonic_ns`.
         """
 
 
 class Exchange(Protocol):
-    """Brings the gradients of the ranks together. All ranks make it, and call it, together."""
+    """Combines the gradients of the ranks. All ranks make it, and call it, together."""
 
     named: list[Named]
     """The parameters, in the order that all ranks have agreed on."""
     used: set[int]
-    """Parameters, by number, for which some rank had a gradient in the last step."""
+    """The numbers of the parameters for which some rank had a gradient in the last step."""
     densified: list[Named]
-    """Those of the last step that were sparse on some rank and are dense now."""
+    """The parameters of the last step that were sparse on some rank and are dense now."""
     present: int
-    """Ranks that took part in the last step."""
+    """The number of ranks that participated in the last step."""
     own: Squares | None
-    """Of our own gradients, while they are measured: what the caller reduces by itself is added to
-    it."""
+    """Squares of our own gradients while norms are measured.
+
+    The caller adds the gradients that it reduces itself.
+    """
     mean: Squares | None
-    """Of our part of the result, likewise."""
+    """Squares of our slice of the result, while norms are measured."""
 
     def ready(
         self, parameter: Parameter, weight: float | None = None, wanted: Wanted = NOTHING
     ) -> None:
-        """The gradient of this parameter is complete. weight, wanted: as in `reduce`; the same in
-        all calls of a step."""
+        """Record that the gradient of a parameter is complete; its reduction may start.
+
+        `weight`, `wanted`: as in `reduce`; the same in all calls of a step.
+        """
 
     def reduce(
         self, weight: float | None = None, absent: bool = False, wanted: Wanted = NOTHING
     ) -> list[Named]:
-        """Wait until every gradient is what the rule says. Returns those that are sparse on some
-        rank: they are left to the caller.
+        """Wait until every gradient is reduced according to the rule.
 
-        weight: the samples behind this rank's gradients, which are then taken for a mean over them;
-        on all ranks or on none. absent: this rank has nothing to add and wants nothing; it takes
-        part so that the others can go on. wanted: what `norms` shall know afterwards; alike on all
-        ranks that are not absent.
+        Return the parameters that are sparse on some rank: the caller must reduce them.
+
+        `weight`: the number of samples behind this rank's gradients, which are then treated as a
+        mean over them; on all ranks or on none. `absent`: this rank has nothing to add and needs no
+        result; it participates so that the other ranks can continue. `wanted`: what `norms` must
+        return afterwards; the same on all ranks that are not absent.
         """
 
     def norms(self) -> GradientNorms | None:
-        """Of the last `reduce`, if it measured them.
+        """Return the norms of the last `reduce`, if it measured them.
 
-        All ranks call it together after each, also those that were absent.
+        All ranks call it together after each `reduce`, including those that were absent.
         """
 
     def scale_by(self, factor: float) -> None:
-        """Multiply what `reduce` left to us, but for sparse gradients."""
+        """Multiply the results of `reduce` on this rank, except for sparse gradients."""
 
     def close(self) -> None:
-        """Drop what is under way, and end threads."""
+        """Drop reductions in progress, and end threads."""

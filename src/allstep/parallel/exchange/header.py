@@ -1,13 +1,14 @@
-"""What the ranks tell each other of a bucket of gradients before it travels: one small sum.
+"""The header, one small sum: what the ranks must know about a bucket before its gradients.
 
 ```
-| a flag for each parameter | present | told | samples | own | mean |
+| a flag for each parameter | present | weighted | samples | own | mean |
 ```
 
 A flag is 0 for no gradient, 1 for a dense one and 2^20 for a sparse one: sums of up to a million
-ranks stay apart. The rest counts ranks: those that take part (and have not joined), those that told
-their samples, those that want norms measured; and adds up the samples. A rank that has joined sends
-zeros, and learns from the sums what the others do.
+ranks stay distinguishable. The other numbers count ranks: `present` those that participate (and
+have not joined), `weighted` those that gave a number of samples, `own` and `mean` those that want
+norms measured; `samples` is the sum of all samples. A rank that has joined sends zeros, and learns
+from the sums what the other ranks do.
 """
 
 from collections.abc import Sequence
@@ -25,20 +26,26 @@ _COUNTS = 5
 
 
 class Header(NamedTuple):
-    """What all ranks together say of a bucket."""
+    """The sums of all ranks' headers for a bucket.
 
-    dense: list[bool]  # by parameter: whether some rank has a gradient
+    `dense`, `sparse`: for each parameter, whether some rank has such a gradient. `present`: number
+    of ranks that participate. `samples`: of all ranks; None if no rank gave a number.
+    """
+
+    dense: list[bool]
     sparse: list[bool]
-    present: int  # ranks that take part
-    samples: float | None  # of all ranks; None when nobody told
+    present: int
+    samples: float | None
     wanted: Wanted
 
 
-def words_of(
+def own_header(
     gradients: Sequence[Tensor | None], weight: float | None, wanted: Wanted
 ) -> npt.NDArray[np.float64]:
-    """Our words. gradients: those of the bucket's parameters. weight: the samples behind them, if
-    told."""
+    """Return the header of this rank.
+
+    `gradients`: of the bucket's parameters. `weight`: the number of samples behind them, if given.
+    """
     flags = [0.0 if each is None else _SPARSE if each.is_sparse else 1.0 for each in gradients]
     counts = [
         1.0,
@@ -47,18 +54,21 @@ def words_of(
         float(wanted.own),
         float(wanted.mean),
     ]
-    return np.array([*flags, *counts])  # torch.tensor takes more than twice as long for a list
+    # numpy, since torch.tensor takes more than twice as long for a list.
+    return np.array([*flags, *counts])
 
 
-def absent_words(count: int) -> npt.NDArray[np.float64]:
-    """The words of a rank that has joined, for so many parameters."""
+def absent_header(count: int) -> npt.NDArray[np.float64]:
+    """Return the header of a rank that has joined, for `count` parameters."""
     return np.zeros(count + _COUNTS)
 
 
 def header_of(summed: npt.NDArray[np.float64], rank: int) -> Header:
-    """The words of all ranks, added up."""
-    *flags, present, told, samples, own, mean = summed.tolist()
-    _check("told how many samples are behind their gradients: tell it", told, present, rank)
+    """Return the sums as a Header; raise CollectiveMismatch if the ranks differ in their wishes."""
+    *flags, present, weighted, samples, own, mean = summed.tolist()
+    _check(
+        "set the number of samples behind their gradients (weight): set it", weighted, present, rank
+    )
     _check("want the norms of their own gradients (measure_norms): set it", own, present, rank)
     _check(
         "want the norm of the mean gradient (measure_norms or clip_norm): set it",
@@ -69,11 +79,11 @@ def header_of(summed: npt.NDArray[np.float64], rank: int) -> Header:
     sparse = [flag >= _SPARSE for flag in flags]
     dense = [bool(flag) and not is_sparse for flag, is_sparse in zip(flags, sparse, strict=True)]
     return Header(
-        dense, sparse, int(present), samples if told else None, Wanted(bool(own), bool(mean))
+        dense, sparse, int(present), samples if weighted else None, Wanted(bool(own), bool(mean))
     )
 
 
-def _check(words: str, count: float, present: float, rank: int) -> None:
+def _check(what: str, count: float, present: float, rank: int) -> None:
     if count and count != present:
-        message = f"{count:.0f} of {present:.0f} ranks {words} on all or on none"
+        message = f"{count:.0f} of {present:.0f} ranks {what} on all or on none"
         raise CollectiveMismatch(message, rank=rank, op="gradients")

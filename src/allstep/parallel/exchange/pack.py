@@ -1,5 +1,5 @@
-"""Small gradients that travel together: one flat buffer that the ranks share, with a view of it for
-each parameter.
+"""Small gradients that are reduced together: one flat buffer that the ranks share, with a view of
+it for each parameter.
 
 ```
 flat     | conv1.weight | conv1.bias | norm1.weight | ...
@@ -20,14 +20,14 @@ from allstep.parallel.exchange.parameter_order import Named
 
 @dataclass
 class Pack:
-    """Gradients of one dtype and device."""
+    """The buffer for gradients of one dtype and device. `views`: by the number of the parameter."""
 
     flat: Tensor
-    views: dict[int, Tensor]  # by the number of the parameter
+    views: dict[int, Tensor]
 
 
 def make_pack(group: AllstepGroup, named: Sequence[Named], numbers: Sequence[int]) -> Pack:
-    """For the parameters with these numbers, which are of one dtype and device.
+    """Return a buffer for the parameters with these numbers, which have one dtype and device.
 
     All ranks of the group call it together.
     """
@@ -50,13 +50,15 @@ def make_pack(group: AllstepGroup, named: Sequence[Named], numbers: Sequence[int
 
 
 def dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """Those of a new tensor like it: its own, if it fills its memory without gaps."""
+    """Return the strides of a new tensor like it: its own if it fills its memory without gaps."""
     return torch.empty_like(parameter, device="meta").stride()
 
 
 def flat_in_memory(gradient: Tensor) -> Tensor:
-    """The elements as they lie in memory: they lie as on the other ranks, so their order does not
-    matter."""
+    """Return a flat view in memory order.
+
+    All ranks share the layout, so the order is irrelevant to the sum.
+    """
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient)
     if gradient.is_contiguous():

@@ -1,9 +1,8 @@
-"""Before gradients travel for the first time: all ranks mean the same parameters, in the same
-order.
+"""Before the first reduction: all ranks agree on the same parameters, in the same order.
 
-Each rank leaves a list of its parameters (name, shape, strides, dtype, kind of device) in the
-group's store and reads those of all others. The order is rank 0's. A parameter that some rank has
-not, or has otherwise, is an error on all ranks, which names it.
+Each rank writes a list of its parameters (name, shape, strides, dtype, kind of device) to the
+group's store and reads those of all others. The order is rank 0's. A parameter that is missing or
+different on some rank is an error on all ranks, which names the parameter.
 """
 
 import json
@@ -26,23 +25,23 @@ class Named(NamedTuple):
 
 
 def agreed_order(group: AllstepGroup, key: str, named: Sequence[Named]) -> list[Named]:
-    """The parameters in the order that the first rank has them.
+    """Return the parameters in the order of the first rank.
 
-    CollectiveMismatch on all ranks when they are not the same ones.
+    Raise CollectiveMismatch on all ranks if they are not the same.
     """
     rank, size, seconds = group.rank(), group.size(), read_limits().start
     own = json.dumps([_described(each) for each in named])
     try:
-        words = collect(group.get_group_store(), f"gradients/{key}", rank, size, own, seconds)
+        texts = collect(group.get_group_store(), f"gradients/{key}", rank, size, own, seconds)
     except RuntimeError as error:
         raise CommError(
-            f"not all of {size} ranks came to agree on {len(named)} parameters within {seconds:.0f}"
-            " s: do all ranks make the same optimizers, and change their parameters together?"
-            f" ({error})",
+            f"not all of {size} ranks joined to agree on {len(named)} parameters within"
+            f" {seconds:.0f} s: make the same optimizers on all ranks, and change their parameters"
+            f" together ({error})",
             rank=rank,
             op="gradients",
         ) from error
-    described = [{name: rest for name, *rest in json.loads(word)} for word in words]
+    described = [{name: rest for name, *rest in json.loads(text)} for text in texts]
     for other, theirs in enumerate(described):
         _check_same(described[0], theirs, other, rank)
     by_name = {each.name: each for each in named}
@@ -53,8 +52,8 @@ def _check_same(first: dict[str, Any], theirs: dict[str, Any], other: int, rank:
     for name in {**first, **theirs}:
         if first.get(name) != theirs.get(name):
             raise CollectiveMismatch(
-                f"parameter {name!r} is {_in_words(first.get(name))} on rank 0 and"
-                f" {_in_words(theirs.get(name))} on rank {other}",
+                f"parameter {name!r} is {_as_text(first.get(name))} on rank 0 and"
+                f" {_as_text(theirs.get(name))} on rank {other}",
                 rank=rank,
                 op="gradients",
                 tensor=name,
@@ -73,8 +72,9 @@ def _described(each: Named) -> list[Any]:
     ]
 
 
-def _in_words(described: list[Any] | None) -> str:
+def _as_text(described: list[Any] | None) -> str:
+    """Return a parameter's description as text, for an error."""
     if described is None:
-        return "not there"
+        return "missing"
     shape, stride, dtype, device = described
     return f"{dtype.removeprefix('torch.')} {shape} with strides {stride} on {device}"

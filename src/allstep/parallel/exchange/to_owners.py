@@ -1,16 +1,16 @@
-"""Gradients to their owners, in shared memory: the first half of an all-reduce, for owners that
+"""Sums gradients for their owners in shared memory: the first half of an allreduce, for owners that
 need no second half.
 
-Every rank has gradients of everything; the owner of a piece wants the sum of all ranks' gradients
-of it. In turns of one block::
+Every rank has gradients of all parameters; the owner of a range needs the sum of all ranks'
+gradients of it. In turns of one block::
 
-    stage      my gradients of what others own -> my pool, one block for each owner
+    stage      copy my gradients of what others own to my pool, one block for each owner
     meet
-    add        what the others staged for me, to my own gradient, where it lies
+    add        what the others staged for me, to my own gradient, in its memory
 
-A block holds parts of one large piece, or many small ones side by side; which, is worked out once
-(`Schedule`). Where squared norms are wanted (`squares`), each part is squared right before it is
-scaled and right after it was added, while it is in the cache.
+A block holds a part of one large range, or many small ranges next to each other; `Schedule`
+computes that once. If squared norms are wanted (`squares`), each range is squared right before it
+is scaled and right after it was added, while it is in the cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ from allstep.comm.memory.arena import TURNS, Arena, Call
 from allstep.comm.memory.reduce import add_up
 from allstep.comm.op.norms import Squares
 from allstep.comm.timeline import recorder
-from allstep.parallel.exchange.ownership import Piece
+from allstep.parallel.exchange.ownership import ParameterRange
 
 
-class Part(NamedTuple):
-    """Elements `start` to `end` of a parameter, at `at` in a block."""
+class BlockRange(NamedTuple):
+    """Elements `start` to `end` of parameter `number`, at offset `at` of a block."""
 
     number: int
     start: int
@@ -36,18 +36,20 @@ class Part(NamedTuple):
 
 
 class Schedule:
-    """What travels when. Made alike on all ranks of a host, for the pieces of one dtype."""
+    """Which ranges are moved in which turn, for one dtype. The same on all ranks of a host."""
 
-    def __init__(self, arena: Arena, owned: Sequence[Sequence[Piece]], dtype: torch.dtype) -> None:
-        most = max((piece.end - piece.start for share in owned for piece in share), default=0)
-        total = max((sum(piece.end - piece.start for piece in share) for share in owned), default=0)
-        self.numel = arena.block_numel(dtype, arena.size, max(most, total))
+    def __init__(
+        self, arena: Arena, owned: Sequence[Sequence[ParameterRange]], dtype: torch.dtype
+    ) -> None:
+        largest = max((span.end - span.start for share in owned for span in share), default=0)
+        total = max((sum(span.end - span.start for span in share) for share in owned), default=0)
+        self.numel = arena.block_numel(dtype, arena.size, max(largest, total))
         self.blocks = arena.blocks(dtype, self.numel, arena.size)
         self.turns = [filled(share, self.numel) for share in owned]
         self.num_turns = max(map(len, self.turns), default=0)
 
-    def parts(self, owner: int, turn: int) -> Sequence[Part]:
-        """What the owner gets in this turn."""
+    def ranges(self, owner: int, turn: int) -> Sequence[BlockRange]:
+        """Return the ranges that the owner gets in this turn."""
         return (
             self.turns[owner][turn]
             if owner < len(self.turns) and turn < len(self.turns[owner])
@@ -55,17 +57,17 @@ class Schedule:
         )
 
 
-def filled(pieces: Sequence[Piece], numel: int) -> list[list[Part]]:
-    """Pieces cut and laid side by side in blocks of at most `numel` elements."""
-    blocks: list[list[Part]] = []
+def filled(ranges: Sequence[ParameterRange], numel: int) -> list[list[BlockRange]]:
+    """Return ranges divided and placed next to each other in blocks of at most `numel` elements."""
+    blocks: list[list[BlockRange]] = []
     room = 0
-    for number, start, end in pieces:
+    for number, start, end in ranges:
         while start < end:
             if not room:
                 blocks.append([])
                 room = numel
             count = min(room, end - start)
-            blocks[-1].append(Part(number, start, start + count, numel - room))
+            blocks[-1].append(BlockRange(number, start, start + count, numel - room))
             start += count
             room -= count
     return blocks
@@ -80,52 +82,53 @@ def deliver(
     own: Squares | None = None,
     mean: Squares | None = None,
 ) -> None:
-    """gradients: flat, by number, those that some rank has (the same ones on all ranks). Owners'
-    own are added to in place.
+    """Add the gradients of all ranks to those of the owners, in place.
 
-    own, mean: are shown all of our gradients, and the sums that we own.
+    `gradients`: flat, by number, those that some rank has (the same on all ranks). `own`, `mean`:
+    measure all of our gradients, and the sums that we own.
     """
     for turn in range(schedule.num_turns):
         blocks = schedule.blocks[turn % TURNS]
         for owner in arena.others:
-            _stage(blocks[arena.rank][owner], schedule.parts(owner, turn), gradients, scale, own)
-        arena.meet(call)
-        for part in schedule.parts(arena.rank, turn):
-            if part.number in gradients:
-                mine = gradients[part.number][part.start : part.end]
+            _stage(blocks[arena.rank][owner], schedule.ranges(owner, turn), gradients, scale, own)
+        arena.barrier(call)
+        for span in schedule.ranges(arena.rank, turn):
+            if span.number in gradients:
+                mine = gradients[span.number][span.start : span.end]
                 if own is not None:
                     own.add(mine)
-                recorder.during(recorder.ADDING, _add, arena, blocks, part, mine, scale)
+                recorder.during(recorder.ADDING, _add, arena, blocks, span, mine, scale)
                 if mean is not None:
                     mean.add(mine)
-    arena.meet(call)  # nobody may stage the next operation while another still reads this one
+    # No rank may stage the next operation while another rank still reads this one.
+    arena.barrier(call)
 
 
 def _stage(
     block: Tensor,
-    parts: Sequence[Part],
+    ranges: Sequence[BlockRange],
     gradients: Mapping[int, Tensor],
     scale: float,
     own: Squares | None,
 ) -> None:
-    for number, start, end, at in parts:
+    for number, start, end, at in ranges:
         if number in gradients:
-            part = gradients[number][start:end]
+            values = gradients[number][start:end]
             if own is not None:
-                own.add(part)
-            torch.mul(part, scale, out=block[at : at + end - start])
+                own.add(values)
+            torch.mul(values, scale, out=block[at : at + end - start])
 
 
 def _add(
-    arena: Arena, blocks: Sequence[Sequence[Tensor]], part: Part, own: Tensor, scale: float
+    arena: Arena, blocks: Sequence[Sequence[Tensor]], span: BlockRange, own: Tensor, scale: float
 ) -> None:
-    """In the order of ranks.
+    """Add the ranks' gradients of a range in the order of the ranks.
 
-    Our own block for ourselves is free: with more than two ranks the sum is made there.
+    The block of this rank for itself is free: with more than two ranks the sum is computed there.
     """
     own.mul_(scale)
     values = [
-        own if rank == arena.rank else blocks[rank][arena.rank][part.at : part.at + own.numel()]
+        own if rank == arena.rank else blocks[rank][arena.rank][span.at : span.at + own.numel()]
         for rank in range(arena.size)
     ]
     if arena.size == 2:

@@ -1,12 +1,13 @@
-"""Who changes the weights, once the gradients have been brought together.
+"""Which ranks change the weights, once the gradients have been combined.
 
 ```
-protocol             Update, what the optimizer asks of any of them; EveryRank: each rank updates all of its own weights
+update               the protocol Update, for every optimizer; EveryRank: each rank updates all of
+                     its own weights
 by_owners            ByOwners: one copy of the weights per host, each rank updates what it owns
-shared_parameters    that copy
-shared_state         the optimizer's state of it
+shared_parameters    that copy of the weights
+shared_state         the optimizer's state for it
 trust_ratios         ratios of layers that other ranks have updated
-(servers)            to come: a server has updated them already
+(servers)            planned: a server has already updated the weights
 ```
 
 May import: `parallel.exchange`, `comm` and below. Start with `update`.

@@ -1,16 +1,19 @@
 """`ByOwners`: one copy of the weights per host, each rank updates what it owns.
 
 ```
-outer     what the script sees: all parameters, all parameter groups (schedulers change their rates), hooks, step()
-inner     the wrapped optimizer's own class and settings, on the pieces that this rank owns, with the state of these alone
+outer     what the script sees: all parameters, all parameter groups (in which schedulers change
+          learning rates), hooks, step()
+inner     the wrapped optimizer's own class and settings, on the ranges that this rank owns, with
+          the state of these alone
 ```
 
-A step: gradients go to the owners of what they belong to, `inner` updates the shared weights, all
-ranks of the host meet. Optimizers that work on each element alone (SGD, Adam, ...) get equal
-shares, cut anywhere; all others get whole parameters, so that norms of layers are right. A class
-can say which it is by `elementwise = True` or `False`.
+In a step, gradients are summed for the owners of their ranges, `inner` updates the shared weights,
+and all ranks of the host wait for each other. Optimizers that treat each element separately (SGD,
+Adam, ...) get equal shares, divided anywhere; all others get whole parameters, so that norms of
+layers are right. A class can declare it by `elementwise = True` or `False`.
 
-Gradients that every rank has already (reduced by hand, to clip, to look) are used as they are.
+Gradients that every rank has already (reduced by the caller, for example to clip them) are used as
+they are.
 
 `detach` ends the sharing: each rank gets weights and whole state of its own, and needs the memory
 for them. The next step shares them again.
@@ -26,7 +29,7 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 
 from allstep.parallel.exchange.owners import Owners
-from allstep.parallel.exchange.ownership import Piece
+from allstep.parallel.exchange.ownership import ParameterRange
 from allstep.parallel.exchange.parameter_order import Named
 from allstep.parallel.subclass import like
 from allstep.parallel.updates.shared_parameters import SharedParameters
@@ -34,14 +37,16 @@ from allstep.parallel.updates.shared_state import SharedState, is_elementwise, m
 from allstep.parallel.updates.update import Replica
 
 _ELEMENTWISE = {
-    optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop, optim.Adagrad,
-    optim.Adadelta, optim.ASGD,
+    optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop,
+    optim.Rprop, optim.Adagrad, optim.Adadelta, optim.ASGD,
 }  # fmt: skip
 
 
 class ByOwners:
-    """Each rank updates its pieces of weights that the host's ranks share. wrapped: the optimizer's
-    own class."""
+    """Each rank updates its ranges of weights that the host's ranks share.
+
+    `wrapped`: the optimizer's own class.
+    """
 
     def __init__(self, wrapped: type) -> None:
         self._wrapped = wrapped
@@ -49,9 +54,9 @@ class ByOwners:
         self._sharing: _Sharing | None = None
 
     def sharing(self, optimizer: Replica) -> "_Sharing":
-        """The weights of the host.
+        """Return the shared weights of the host.
 
-        Where they are not shared yet, all ranks come here together and share them.
+        If they are not shared yet, all ranks call it together and share them.
         """
         if self._sharing is None:
             each = optimizer._replicas
@@ -68,7 +73,7 @@ class ByOwners:
         return self._sharing
 
     def reduce(self, optimizer: Replica) -> None:
-        """Bring the gradients to their owners."""
+        """Sum the gradients for their owners."""
         sharing = self.sharing(optimizer)
         sharing.parameters.put_back()
         optimizer._begin_step()
@@ -77,27 +82,28 @@ class ByOwners:
         optimizer._end_of_pass()
 
     def use_reduced(self, optimizer: Replica) -> None:
-        """Take the gradients that are there."""
+        """Use the present gradients, which are reduced already."""
         sharing = self.sharing(optimizer)
         sharing.parameters.put_back()
-        sharing.owners.meet()  # no rank still computes with the weights that are about to change
+        # Until all ranks are here, one may still compute with the weights that will change.
+        sharing.owners.meet()
         sharing.used = {
             i for i, each in enumerate(sharing.owners.named) if each.parameter.grad is not None
         }
 
     def apply(self, optimizer: Replica, closure: Callable[[], Any] | None) -> None:
-        """Update our pieces; what the others own is updated by them meanwhile."""
+        """Update our ranges; the other ranks update theirs at the same time."""
         self.sharing(optimizer).update(optimizer)
 
     def owners(self, optimizer: Replica) -> Owners | None:
-        """The exchange that knows the owners."""
+        """Return the exchange that knows the owners."""
         return self.sharing(optimizer).owners
 
     # The optimizer's state
 
     @contextmanager
     def state_filled(self, optimizer: Replica) -> Iterator[None]:
-        """Within it `optimizer.state` holds copies of the whole state."""
+        """Let `optimizer.state` hold copies of the whole state within the block."""
         if self._sharing is None:
             yield
             return
@@ -109,20 +115,22 @@ class ByOwners:
 
     @contextmanager
     def state_changed(self, optimizer: Replica) -> Iterator[None]:
-        """Within it `optimizer.state` is whole; afterwards it is cut into pieces again."""
+        """Make `optimizer.state` whole within the block; then divide it into ranges again."""
         if self._sharing is not None:
             self._sharing.fill(optimizer.state)
         yield
         self.take_state(optimizer)
 
     def take_state(self, optimizer: Replica) -> None:
-        """Cut the state of whole parameters into that of our pieces."""
+        """Divide the state of whole parameters into the state of our ranges."""
         if self._sharing is not None:
             self._sharing.scatter(optimizer.state)
 
     def detach(self, optimizer: Replica) -> None:
-        """Each rank keeps weights and state of its own: no rank changes them now, since an update
-        is over on all ranks at once."""
+        """Give each rank weights and state of its own.
+
+        No rank changes them meanwhile, since an update ends on all ranks at once.
+        """
         sharing, self._sharing = self._sharing, None
         if sharing is not None:
             sharing.fill(optimizer.state)
@@ -136,30 +144,29 @@ class _Sharing:
     def __init__(self, owners: Owners, wrapped: type, optimizer: Replica, whole: bool) -> None:
         self.owners = owners
         self.parameters = SharedParameters(owners)
-        self.pieces = {piece: self._tensor_of(piece, whole) for piece in owners.own_pieces}
-        self.used: set[int] = set()  # parameters, by number, that the next update changes
-        self.inner = _optimizer_of(wrapped, optimizer, self.pieces, owners.named)
+        self.ranges = {span: self._tensor_of(span, whole) for span in owners.own_ranges}
+        # The numbers of the parameters that the next update changes.
+        self.used: set[int] = set()
+        self.inner = _optimizer_of(wrapped, optimizer, self.ranges, owners.named)
         self._state = SharedState(owners)
-        self._known: set[int] = (
-            set()
-        )  # parameters that have been updated since: their state is in shared memory
-        self._given: dict[
-            int, dict[str, Any]
-        ] = {}  # whole state from before the next step, by number
+        # Parameters that have been updated since: their state is in shared memory.
+        self._known: set[int] = set()
+        # The whole state from before the next step, by number.
+        self._given: dict[int, dict[str, Any]] = {}
 
-    def _tensor_of(self, piece: Piece, whole: bool) -> Parameter:
+    def _tensor_of(self, span: ParameterRange, whole: bool) -> Parameter:
         named, flats = self.owners.named, self.parameters.flats
         shared = (
-            named[piece.number].parameter.detach()
+            named[span.number].parameter.detach()
             if whole
-            else flats[piece.number][piece.start : piece.end]
+            else flats[span.number][span.start : span.end]
         )
         return Parameter(shared, requires_grad=False)
 
     def update(self, outer: Replica) -> None:
-        """The inner optimizer's step, on the gradients of what is used."""
+        """Make the inner optimizer's step, on the gradients of the used parameters."""
         self._take_gradients()
-        # Rates and the like, as schedulers have set them.
+        # Learning rates and other options, as schedulers have set them.
         for inner_group, outer_group in zip(
             self.inner.param_groups, outer.param_groups, strict=True
         ):
@@ -169,20 +176,20 @@ class _Sharing:
         self.inner.step()
         self._keep_state()
         self.owners.meet()
-        self.parameters.tell_autograd()
+        self.parameters.bump_versions()
 
     def _take_gradients(self) -> None:
-        for piece, tensor in self.pieces.items():
-            gradient = self.owners.named[piece.number].parameter.grad
-            if piece.number not in self.used or gradient is None:
+        for span, tensor in self.ranges.items():
+            gradient = self.owners.named[span.number].parameter.grad
+            if span.number not in self.used or gradient is None:
                 tensor.grad = None
             elif tensor.dim() == 1 and gradient.dim() != 1:
-                tensor.grad = _flat(gradient, self.owners.named[piece.number].parameter)[
-                    piece.start : piece.end
+                tensor.grad = _flat(gradient, self.owners.named[span.number].parameter)[
+                    span.start : span.end
                 ]
             else:
                 tensor.grad = (
-                    gradient.detach()[piece.start : piece.end]
+                    gradient.detach()[span.start : span.end]
                     if gradient.dim() == 1
                     else gradient.detach()
                 )
@@ -190,19 +197,24 @@ class _Sharing:
     # State
 
     def _keep_state(self) -> None:
-        """All ranks know which parameters were used, so all come here together when there is new
-        state."""
+        """Keep the state in shared memory.
+
+        All ranks know which parameters were used, so they call `gather` together if there is new
+        state.
+        """
         if self.used <= self._known:
-            self._state.put_back(self.pieces, self.inner.state)
+            self._state.put_back(self.ranges, self.inner.state)
         else:
             self._known |= self.used
             self._given = {}
-            self._state.gather(self.pieces, self.inner.state)
+            self._state.gather(self.ranges, self.inner.state)
 
     def scatter(self, state: dict[Any, Any]) -> None:
-        """What the outer optimizer holds for whole parameters becomes the state of our pieces. The
-        next step moves it to shared memory; until then it is kept whole as well, since the other
-        ranks may have none (only rank 0 loaded a checkpoint)."""
+        """Take over the outer optimizer's state of whole parameters as the state of our ranges.
+
+        The next step moves it to shared memory. Until then it is also kept whole, since the other
+        ranks may have none (only rank 0 loaded a checkpoint).
+        """
         named = self.owners.named
         self._given = {
             i: state[each.parameter] for i, each in enumerate(named) if each.parameter in state
@@ -210,43 +222,43 @@ class _Sharing:
         state.clear()
         self.inner.state.clear()
         self._known.clear()
-        for piece, tensor in self.pieces.items():
-            parameter = named[piece.number].parameter
+        for span, tensor in self.ranges.items():
+            parameter = named[span.number].parameter
             self.inner.state[tensor] = {
-                key: _cut(value, piece, parameter, tensor)
-                for key, value in self._given.get(piece.number, {}).items()
+                key: _cut(value, span, parameter, tensor)
+                for key, value in self._given.get(span.number, {}).items()
             }
 
     def fill(self, state: dict[Any, Any]) -> None:
-        """The outer optimizer's state becomes the whole one, as copies."""
+        """Set the outer optimizer's state to copies of the whole state."""
         for number, values in (self._given or self._state.whole()).items():
             state[self.owners.named[number].parameter] = dict(values)
 
 
 def _optimizer_of(
-    wrapped: type, outer: Any, pieces: Mapping[Piece, Parameter], named: list[Named]
+    wrapped: type, outer: Any, ranges: Mapping[ParameterRange, Parameter], named: list[Named]
 ) -> Any:
-    """An optimizer of the wrapped class with the outer one's settings, on the pieces."""
+    """Return an optimizer of the wrapped class with the outer one's settings, on the ranges."""
     number_of = {id(each.parameter): number for number, each in enumerate(named)}
     inner = like(outer, wrapped)
     inner.state = defaultdict(dict)
     inner.param_groups = []
     for group in outer.param_groups:
         numbers = {number_of[id(parameter)] for parameter in group["params"]}
-        mine = [tensor for piece, tensor in pieces.items() if piece.number in numbers]
+        mine = [tensor for span, tensor in ranges.items() if span.number in numbers]
         inner.param_groups.append({**group, "params": mine})
     return inner
 
 
-def _cut(value: Any, piece: Piece, parameter: Tensor, tensor: Tensor) -> Any:
-    """The part of a parameter's state that belongs to a piece of it."""
+def _cut(value: Any, span: ParameterRange, parameter: Tensor, tensor: Tensor) -> Any:
+    """Return the part of a parameter's state that belongs to a range of it."""
     if not isinstance(value, Tensor) or not is_elementwise(
-        tuple(value.shape), Piece(0, 0, parameter.numel()), parameter
+        tuple(value.shape), ParameterRange(0, 0, parameter.numel()), parameter
     ):
         return value.clone() if isinstance(value, Tensor) else value
     if tensor.shape == value.shape:
         return value.clone()
-    return memory_order(value, parameter)[piece.start : piece.end].clone()
+    return memory_order(value, parameter)[span.start : span.end].clone()
 
 
 def _flat(gradient: Tensor, parameter: Tensor) -> Tensor:

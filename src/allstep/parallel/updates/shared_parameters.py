@@ -3,11 +3,13 @@
 ```
 host        weights in shared memory: every rank's parameters are views of it
             | conv1 | conv2 |        fc1        | fc2 |
-            |<------ rank 0 ------>|<------ rank 1 ------>|        each owner updates its pieces, and so the weights of all ranks
+            |<------ rank 0 ------>|<------ rank 1 ------>|   each owner updates its ranges, and
+                                                              so the weights of all ranks
 ```
 
-A parameter that lost its place (`model.to(...)`, `load_state_dict(assign=True)`, `p.data = ...`) is
-put back with its new values, as long as shape and dtype are the same; else that is an error.
+A parameter that was moved elsewhere (`model.to(...)`, `load_state_dict(assign=True)`,
+`p.data = ...`) is moved back with its new values, if shape and dtype are the same; else that is an
+error.
 """
 
 from collections.abc import Sequence
@@ -25,14 +27,14 @@ from allstep.parallel.exchange.owners import Owners
 from allstep.parallel.exchange.pack import dense_strides
 from allstep.parallel.exchange.parameter_order import Named
 
-_ALIGNED = 64  # bytes
+# Bytes.
+_ALIGNED = 64
 
 
 class SharedParameters:
-    """The parameters of an exchange in memory that the ranks of the host share. All of them make it
-    together.
+    """The parameters of an exchange in memory that the ranks of the host share.
 
-    The values are those of the host's first rank.
+    All ranks of the host make it together. The values are those of the host's first rank.
     """
 
     def __init__(self, owners: Owners) -> None:
@@ -50,7 +52,7 @@ class SharedParameters:
             each.parameter.data = view
 
     def _shared_flats(self) -> list[Tensor]:
-        """The elements of each parameter, in shared memory."""
+        """Return a flat tensor in shared memory for each parameter."""
         owners, starts, total = self._owners, [], 0
         for each in owners.named:
             starts.append(total)
@@ -80,7 +82,7 @@ class SharedParameters:
         ]
 
     def put_back(self) -> None:
-        """Parameters that were given other memory return to the shared one, with their values."""
+        """Move parameters in other memory back to the shared memory, with their values."""
         for view, each in zip(self._views, self._owners.named, strict=True):
             parameter = each.parameter
             if parameter.data_ptr() == view.data_ptr() or not parameter.numel():
@@ -95,16 +97,17 @@ class SharedParameters:
             parameter.data = view
 
     def make_private(self) -> None:
-        """The opposite of sharing: parameters become memory of this rank alone, with the values
-        that they have."""
+        """End the sharing: copy the parameters to memory of this rank alone."""
         for view, each in zip(self._views, self._owners.named, strict=True):
             if each.parameter.data_ptr() == view.data_ptr() and each.parameter.numel():
                 each.parameter.data = view.clone()
         self.flats, self._views = [], []
 
-    def tell_autograd(self) -> None:
-        """The weights have changed, also those that another process wrote: a graph from before must
-        not be used any more."""
+    def bump_versions(self) -> None:
+        """Increase the version counters of the weights, which other processes have changed too.
+
+        So autograd refuses to use a graph from before the change.
+        """
         for each in self._owners.named:
             parameter = each.parameter
             torch._C._autograd._unsafe_set_version_counter((parameter,), (parameter._version + 1,))

@@ -1,10 +1,10 @@
-"""The optimizer's state of weights that the ranks of a host share: each rank has that of the pieces
-it owns, all can read all of it.
+"""The optimizer's state for weights that the ranks of a host share: each rank has the state of the
+ranges that it owns, and all ranks can read all of it.
 
-The wrapped optimizer makes its state itself, at its first step. It is then moved into shared
-memory, and put back there after each step if the optimizer replaced a tensor instead of changing
-it. So a rank that saves (usually only rank 0 does) needs nobody's help: between its own steps
-nobody changes anything.
+The wrapped optimizer creates its state itself, at its first step. The state is then moved into
+shared memory, and moved there again after a step in which the optimizer replaced a tensor instead
+of changing it. So a rank that saves (usually only rank 0 does) needs no other rank: between its own
+steps no rank changes the state.
 """
 
 import json
@@ -20,53 +20,57 @@ from allstep.comm.memory.segment import share
 from allstep.errors import CommError, UserError
 from allstep.limits import read_limits
 from allstep.parallel.exchange.owners import Owners
-from allstep.parallel.exchange.ownership import Piece
+from allstep.parallel.exchange.ownership import ParameterRange
 
 _ALIGNED = 64
 _NUMBERS = {"bool": bool, "int": int, "float": float}
 
 
 class Entry(NamedTuple):
-    """One value of an optimizer's state: of which piece, under which key, and what it is."""
+    """One value of an optimizer's state: its range of a parameter, its key, and its type.
 
-    piece: Piece
+    `kind`: "tensor", or the type of a plain number.
+    """
+
+    span: ParameterRange
     key: str
-    kind: str  # "tensor", or the type of a plain number
+    kind: str
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
+        """The size in shared memory, with padding."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return -(-max(1, torch.Size(self.shape).numel() * dtype.itemsize) // _ALIGNED) * _ALIGNED
 
 
 def entries_of(
-    pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
+    ranges: Mapping[ParameterRange, Tensor], state: Mapping[Tensor, dict[str, Any]]
 ) -> Iterator[Entry]:
-    """What the optimizer keeps for its pieces."""
-    for piece, tensor in pieces.items():
+    """Return the state values of the optimizer's ranges."""
+    for span, tensor in ranges.items():
         for key, value in state.get(tensor, {}).items():
             if isinstance(value, Tensor):
                 yield Entry(
-                    piece,
+                    span,
                     key,
                     "tensor",
                     str(value.dtype).removeprefix("torch."),
                     tuple(value.shape),
                 )
             elif type(value).__name__ in _NUMBERS:
-                yield Entry(piece, key, type(value).__name__, "float64", ())
+                yield Entry(span, key, type(value).__name__, "float64", ())
             elif value is not None:
                 raise UserError(
-                    f"share_weights cannot carry the optimizer's state {key!r} of type"
+                    f"share_weights cannot share the optimizer's state {key!r} of type"
                     f" {type(value).__name__}: tensors and plain numbers only. Use"
                     " share_weights=False"
                 )
 
 
-def _entry(piece: list[int], key: str, kind: str, dtype: str, shape: list[int]) -> Entry:
-    return Entry(Piece(*piece), key, kind, dtype, tuple(shape))
+def _entry(span: list[int], key: str, kind: str, dtype: str, shape: list[int]) -> Entry:
+    return Entry(ParameterRange(*span), key, kind, dtype, tuple(shape))
 
 
 class SharedState:
@@ -78,19 +82,19 @@ class SharedState:
         self._views: dict[Entry, Tensor] = {}
 
     def gather(
-        self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
+        self, ranges: Mapping[ParameterRange, Tensor], state: Mapping[Tensor, dict[str, Any]]
     ) -> None:
-        """Move our state into memory that all ranks of the host see.
+        """Move our state into memory that all ranks of the host can read.
 
-        They all call it together, when there is new state.
+        All ranks of the host call it together, when there is new state.
         """
         owned, arena = self._owned, self._owned.local.arena
         self._gathered += 1
         place = f"state/{owned.key}/{owned.local.layout.host}/{self._gathered}"
         store, seconds = PrefixStore(place, owned.group.get_group_store()), read_limits().start
-        own = json.dumps(list(entries_of(pieces, state)))
+        own = json.dumps(list(entries_of(ranges, state)))
         try:
-            words = collect(store, "entries", arena.rank, arena.size, own, seconds)
+            texts = collect(store, "entries", arena.rank, arena.size, own, seconds)
         except RuntimeError as error:
             raise CommError(
                 f"share_weights: not all {arena.size} ranks of the host had new optimizer state"
@@ -98,7 +102,7 @@ class SharedState:
                 " followed by broadcast_optimizer_state",
                 rank=owned.group.rank(),
             ) from error
-        entries = [_entry(*each) for word in words for each in json.loads(word)]
+        entries = [_entry(*each) for text in texts for each in json.loads(text)]
         segment = share(
             store, arena.rank, arena.size, sum(entry.nbytes for entry in entries) or 1, seconds
         )
@@ -111,24 +115,26 @@ class SharedState:
             views[entry] = self._laid_out(flat, entry)
             start += entry.nbytes
         self._views = views
-        self.put_back(pieces, state)
+        self.put_back(ranges, state)
         owned.meet()
 
     def _laid_out(self, flat: Tensor, entry: Entry) -> Tensor:
-        """Like the parameter where there is a value for each of its elements: then norms add up in
-        the same order, and loops are fast."""
-        parameter = self._owned.named[entry.piece.number].parameter
+        """Return a view with the parameter's layout if the state has a value for each element.
+
+        Then norms are summed in the same order, and loops are fast.
+        """
+        parameter = self._owned.named[entry.span.number].parameter
         same = entry.shape == tuple(parameter.shape)
         return (
             flat.as_strided(parameter.shape, parameter.stride()) if same else flat.view(entry.shape)
         )
 
     def put_back(
-        self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
+        self, ranges: Mapping[ParameterRange, Tensor], state: Mapping[Tensor, dict[str, Any]]
     ) -> None:
-        """After a step: what the optimizer replaced returns to the shared memory."""
+        """Move values that the optimizer replaced in a step back into the shared memory."""
         for entry, view in self._views.items():
-            values = state.get(pieces[entry.piece], {}) if entry.piece in pieces else {}
+            values = state.get(ranges[entry.span], {}) if entry.span in ranges else {}
             value = values.get(entry.key)
             if entry.kind != "tensor" and value is not None:
                 view.fill_(value)
@@ -137,31 +143,30 @@ class SharedState:
                 values[entry.key] = view
 
     def whole(self) -> dict[int, dict[str, Any]]:
-        """The state of each parameter, put together from all pieces, as private copies."""
+        """Return the state of each parameter, assembled from all ranges, as private copies."""
         found: dict[int, dict[str, Any]] = {}
         for entry, view in self._views.items():
-            parameter = self._owned.named[entry.piece.number].parameter
-            values = found.setdefault(entry.piece.number, {})
+            parameter = self._owned.named[entry.span.number].parameter
+            values = found.setdefault(entry.span.number, {})
             if entry.kind != "tensor":
                 values[entry.key] = _NUMBERS[entry.kind](view.item())
-            elif not is_elementwise(entry.shape, entry.piece, parameter):
+            elif not is_elementwise(entry.shape, entry.span, parameter):
                 values[entry.key] = view.clone()
             else:
                 if entry.key not in values:
                     values[entry.key] = torch.zeros_like(parameter, dtype=view.dtype)
                 flat = values[entry.key].as_strided((parameter.numel(),), (1,))
-                flat[entry.piece.start : entry.piece.end].copy_(memory_order(view, parameter))
+                flat[entry.span.start : entry.span.end].copy_(memory_order(view, parameter))
         return found
 
 
-def is_elementwise(shape: tuple[int, ...], piece: Piece, parameter: Tensor) -> bool:
-    """Whether a state of this shape has a value for each element of the piece."""
-    return shape == (piece.end - piece.start,) or (shape == tuple(parameter.shape) and bool(shape))
+def is_elementwise(shape: tuple[int, ...], span: ParameterRange, parameter: Tensor) -> bool:
+    """Return whether a state of this shape has a value for each element of the range."""
+    return shape == (span.end - span.start,) or (shape == tuple(parameter.shape) and bool(shape))
 
 
 def memory_order(value: Tensor, parameter: Tensor) -> Tensor:
-    """A state with a value for each element, flat, in the order in which the parameter's elements
-    lie."""
+    """Return an elementwise state as a flat tensor, in the memory order of the parameter."""
     if value.dim() == 1:
         return value
     laid = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

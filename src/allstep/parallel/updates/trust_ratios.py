@@ -1,9 +1,8 @@
 """`trust_ratios()` of a layer-wise optimizer (LARS, LAMB, ...) whose weights are shared: the owners
-of the layers tell rank 0.
+of the layers send theirs to rank 0.
 
-Each rank knows the ratios of the layers that it updates. When somebody asks, they are gathered as
-text, in two sums: the lengths of all ranks' texts, then the texts side by side, each rank's in its
-own place.
+Each rank knows the ratios of the layers that it updates. A call gathers them as text, in two sums:
+the lengths of all ranks' texts, then the concatenated texts, each rank's at its own offset.
 """
 
 import json
@@ -15,9 +14,9 @@ from allstep.comm.group.process_group import AllstepGroup
 
 
 def ratios_of_all(group: AllstepGroup, own: dict[str | int, float]) -> dict[str | int, float]:
-    """The ratios of all layers on rank 0, nothing on the others.
+    """Return the ratios of all layers on rank 0, an empty dict on the others.
 
-    All ranks call it together. own: of the layers that we update.
+    All ranks call it together. `own`: the ratios of the layers that this rank updates.
     """
     texts = texts_of_all(group, json.dumps(list(own.items())))
     return (
@@ -28,7 +27,7 @@ def ratios_of_all(group: AllstepGroup, own: dict[str | int, float]) -> dict[str 
 
 
 def texts_of_all(group: AllstepGroup, text: str) -> list[str]:
-    """By rank. All ranks call it together."""
+    """Return the texts of all ranks, by rank. All ranks call it together."""
     rank, own = group.rank(), np.frombuffer(text.encode(), np.uint8)
     lengths = np.zeros(group.size(), np.int64)
     lengths[rank] = len(own)

@@ -1,4 +1,4 @@
-"""What an optimizer asks of the object that changes the weights."""
+"""The protocol of the object that changes the weights for an optimizer."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,88 +9,87 @@ from allstep.parallel.replicas import Replicas
 
 
 class Replica(Protocol):
-    """What an update asks of the optimizer (`allstep.parallel.replicated`)."""
+    """The interface of the optimizer for its update (`allstep.parallel.replicated`)."""
 
     _replicas: Replicas
     param_groups: list[dict[str, Any]]
     state: Any
 
     def _begin_step(self) -> None:
-        """Tell that a step begins."""
+        """Announce that a step begins."""
 
     def _reduce_all(self) -> None:
-        """Bring all gradients to all ranks."""
+        """Reduce all gradients on all ranks."""
 
     def _reduce_with(self, exchange: Exchange) -> None:
-        """Bring the gradients together as this exchange does, with norms and clipping."""
+        """Combine the gradients with this exchange, with norms and clipping."""
 
     def _end_of_pass(self) -> None:
-        """The gradients are reduced: count backward passes from zero."""
+        """Count backward passes from zero again, since the gradients are reduced."""
 
     def _own_step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take the step of the wrapped class."""
+        """Make the step of the wrapped class."""
 
 
 class Update(Protocol):
-    """Changes the weights of one optimizer, which hands itself over with each call."""
+    """Changes the weights of one optimizer, which is an argument of each call."""
 
     def reduce(self, optimizer: Replica) -> None:
-        """Bring together the gradients that this rank's update needs."""
+        """Combine the gradients that this rank's update needs."""
 
     def use_reduced(self, optimizer: Replica) -> None:
-        """Every rank has all gradients already, reduced and perhaps changed by hand:
-
-        `apply` shall use those.
-        """
+        """Prepare `apply` for gradients that are already reduced on every rank."""
 
     def apply(self, optimizer: Replica, closure: Callable[[], Any] | None) -> Any:
         """Change the weights."""
 
     def owners(self, optimizer: Replica) -> Owners | None:
-        """Who updates what; None where every rank updates all."""
+        """Return the exchange that knows the owners; None if every rank updates all weights."""
 
     def state_filled(self, optimizer: Replica) -> AbstractContextManager[None]:
-        """Within it the optimizer's `state` is that of whole parameters."""
+        """Give the optimizer's `state` the values of whole parameters within the block."""
 
     def state_changed(self, optimizer: Replica) -> AbstractContextManager[None]:
-        """Within it `state` is that of whole parameters, and what is changed there counts
-        afterwards. All ranks together."""
+        """Give `state` the values of whole parameters within the block, and keep changes to them.
+
+        All ranks use it together.
+        """
 
     def take_state(self, optimizer: Replica) -> None:
-        """The optimizer's `state` of whole parameters counts from now on. All ranks together."""
+        """Take over the optimizer's `state` of whole parameters. All ranks call it together."""
 
     def detach(self, optimizer: Replica) -> None:
-        """The groups close: give back what belongs to them."""
+        """Release what belongs to the groups, which close next."""
 
 
 class EveryRank:
-    """Every rank gets all gradients and updates all weights, by the wrapped optimizer's own step."""
+    """Every rank gets all gradients and updates all weights, by the wrapped optimizer's step."""
 
     def reduce(self, optimizer: Replica) -> None:
-        """Bring all gradients together."""
+        """Reduce all gradients on all ranks."""
         optimizer._reduce_all()
 
     def use_reduced(self, optimizer: Replica) -> None:
-        """They are where the step looks for them."""
+        """Do nothing: the wrapped optimizer uses the gradients as they are."""
 
     def apply(self, optimizer: Replica, closure: Callable[[], Any] | None) -> Any:
-        """Take the wrapped optimizer's step."""
+        """Make the wrapped optimizer's step."""
         return optimizer._own_step(closure)
 
     def owners(self, optimizer: Replica) -> Owners | None:
-        """Every rank updates all."""
+        """Return None: every rank updates all weights."""
         return None
 
     def state_filled(self, optimizer: Replica) -> AbstractContextManager[None]:
-        """It always is."""
+        """Do nothing: the state is always that of whole parameters."""
         return nullcontext()
 
     def state_changed(self, optimizer: Replica) -> AbstractContextManager[None]:
-        """It always is."""
+        """Do nothing: the state is always that of whole parameters."""
         return nullcontext()
 
     def take_state(self, optimizer: Replica) -> None:
-        """It is where it belongs."""
+        """Do nothing: the wrapped optimizer uses the state as it is."""
 
     def detach(self, optimizer: Replica) -> None:
-        """There is nothing to give back."""
+        """Do nothing: no resources belong to a group."""

@@ -1,4 +1,4 @@
-"""The pictures of a batch study: accuracy, updates to the goal and time to the goal against the
+"""The images of a batch study: accuracy, updates to the goal and time to the goal against the
 batch."""
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def draw(table: "BatchTable", file: Path) -> None:
-    """One picture beside the other; those of the goal only where there is one."""
+    """One image beside the other; those of the goal only where there is one."""
     from matplotlib.figure import Figure  # takes a while to import
 
     panels = 1 if table.grid.goal is None else 3

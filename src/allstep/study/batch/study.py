@@ -1,4 +1,4 @@
-"""The study of large batches: how good is a net after the same number of epochs, by batch and
+"""The study of large batches: how good is a model after the same number of epochs, by batch and
 remedy?
 
 cell    a batch with a remedy, "4096/lars"; run with one seed or several

@@ -1,4 +1,4 @@
-"""The picture of updates to a goal against the batch, beside the published shape."""
+"""The image of updates to a goal against the batch, beside the published shape."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

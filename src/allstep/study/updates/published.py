@@ -1,4 +1,4 @@
-"""Published points that our curves are drawn beside, as a shape: other nets, other goals, far more
+"""Published points that our curves are drawn beside, as a shape: other models, other goals, far more
 tuning.
 
 Updates to a validation error by batch, the best of 100 tuned trials for each, Nesterov momentum:

@@ -1,4 +1,4 @@
-"""How many updates does a net need to a goal, by batch, with the best of a few rates each?
+"""How many updates does a model need to a goal, by batch, with the best of a few rates each?
 
 Every batch has a chain of trials, one rate after the other (`lr_steps`); chains run side by side. A
 run ends as soon as its validation accuracy is at the goal, and is stopped when it has made twice as

@@ -1,14 +1,15 @@
-"""Elastic training with torch: `hvd.elastic.run`, `TorchState` and `ElasticSampler`. See
-`allstep.hvd.elastic` for how it works.
+"""Elastic training with torch: `hvd.elastic.run`, `TorchState` and `ElasticSampler`.
 
-@hvd.elastic.run
-def train(state):
-    for state.epoch in range(state.epoch, epochs):
-        for state.batch, (data, target) in enumerate(loader):
-            ...
-            state.commit()
+`allstep.hvd.elastic` explains how it works.
 
-train(hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0))
+    @hvd.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, epochs):
+            for state.batch, (data, target) in enumerate(loader):
+                ...
+                state.commit()
+
+    train(hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0))
 """
 
 from collections.abc import Callable
@@ -24,8 +25,10 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """For a training function `func(state, ...)`: start it with a state that all ranks share, and
-    again when the world changed."""
+    """Decorate a training function `func(state, ...)`, so that it survives changes of the world.
+
+    It starts with rank 0's state on all ranks, and starts again after the world has changed.
+    """
     return _run_fn(func, _reset)
 
 

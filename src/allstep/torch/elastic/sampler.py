@@ -1,4 +1,6 @@
-"""A sampler that remembers what was seen, so that an epoch can go on in a world of another size."""
+"""A sampler that records which samples were processed, so that an epoch can resume in a world of
+another size.
+"""
 
 import random
 from collections.abc import Iterator, Sized
@@ -10,11 +12,11 @@ from allstep.hvd.place import rank, size
 
 
 class ElasticSampler(Sampler[int]):
-    """Deals the samples of a dataset that were not yet processed to the ranks, all equally many
-    (some twice, if need be).
+    """Distributes the samples that were not yet processed evenly among the ranks.
 
-    Call `record_batch` after each batch, `set_epoch` at the end of each epoch, and make it a part
-    of the elastic state.
+    Some samples are used twice if the numbers do not divide. Call `record_batch` after each batch
+    and `set_epoch` at the end of each epoch, and put the sampler into the elastic state. `shuffle`:
+    whether the order is random (default: True). `seed`: of the order (default: 0).
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -22,7 +24,8 @@ class ElasticSampler(Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self.processed_num = 0  # samples of this epoch that all ranks together are done with
+        # Samples of this epoch that all ranks together have processed.
+        self.processed_num = 0
         self.num_replicas = 0
         self.rank = 0
         self.remaining_indices: list[int] = []
@@ -37,11 +40,11 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has processed a batch of this size."""
+        """Record that every rank has processed a batch of this size."""
         self.processed_num += batch_size * self.num_replicas
 
     def reset(self) -> None:
-        """Deal what is left to the ranks that there are now."""
+        """Distribute the remaining samples among the current ranks."""
         self.num_replicas, self.rank = size(), rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:
@@ -51,9 +54,11 @@ class ElasticSampler(Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the epoch and the number of processed samples."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the epoch of a saved state."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()

@@ -1,8 +1,8 @@
-"""The elastic state of a torch training: models, optimizers and samplers each by a handler that
-knows how to copy them, the rest as plain attributes.
+"""The elastic state of a torch training: models, optimizers and samplers are copied by handlers,
+other values are plain attributes.
 
-`set_handler_registry` adds handlers for other types: a list of (type, handler class), the first
-that fits is taken.
+`set_handler_registry` adds handlers for other types: a list of (type, handler class), of which the
+first match is used.
 """
 
 import copy
@@ -21,28 +21,31 @@ from allstep.torch.functions import (
 
 
 class StateHandler:
-    """Saves, restores and spreads one value."""
+    """Saves, restores and broadcasts one value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def save(self) -> None:
+        """Keep a copy of the value."""
         raise NotImplementedError
 
     def restore(self) -> None:
+        """Return to the saved copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
+        """Take over rank 0's value. A collective."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Another object takes the place; the copy is of that one."""
+        """Replace the value, and save the new one."""
         self.value = value
         self.save()
 
 
 class _CopyOfState(StateHandler):
-    """For everything with state_dict and load_state_dict."""
+    """The handler of values with state_dict and load_state_dict."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -56,28 +59,28 @@ class _CopyOfState(StateHandler):
 
 
 class ModelStateHandler(_CopyOfState):
-    """Weights and buffers of a model."""
+    """The handler of a model's weights and buffers."""
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
 
 
 class OptimizerStateHandler(_CopyOfState):
-    """State and options of an optimizer."""
+    """The handler of an optimizer's state and options."""
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
 class SamplerStateHandler(_CopyOfState):
-    """How far an epoch has come."""
+    """The handler of a sampler's progress."""
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
 
 
 class _Registry:
-    """Which handler is for which type; users may replace the table."""
+    """The table of handlers by type; users may replace it."""
 
     table: list[tuple[type, type[StateHandler]]] = [  # noqa: RUF012
         (torch.nn.Module, ModelStateHandler),
@@ -90,17 +93,20 @@ _registry = _Registry()
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Which handler is for which type."""
+    """Return the table of handlers: (type, handler class), of which the first match is used."""
     return _registry.table
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Replace the table; usually `[(MyType, MyHandler), *get_handler_registry()]`."""
+    """Replace the table; usually with `[(MyType, MyHandler), *get_handler_registry()]`."""
     _registry.table = registry
 
 
 class TorchState(ObjectState):
-    """The state of a torch training. Each argument becomes an attribute."""
+    """The state of a torch training. Each argument becomes an attribute.
+
+    `kwargs`: further values, such as a sampler, epoch and batch.
+    """
 
     def __init__(
         self,
@@ -116,16 +122,19 @@ class TorchState(ObjectState):
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **plain)
 
     def save(self) -> None:
+        """Save all values."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
+        """Return to the saved values."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
+        """Take over rank 0's values. A collective."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
@@ -147,4 +156,5 @@ class TorchState(ObjectState):
 
 
 def _handler_for(value: Any) -> type[StateHandler] | None:
+    """Return the handler class for a value; None for a plain attribute."""
     return next((handler for kind, handler in _registry.table if isinstance(value, kind)), None)

@@ -1,4 +1,4 @@
-"""Does it work at all: a dry run, a few samples learned by heart, N workers against one.
+"""Checks before a long run: a dry run, memorizing a few samples, N workers against one.
 
 May import: everything in `train`. Start with `verify`.
 """

@@ -1,19 +1,20 @@
-"""What `allstep verify` asks of each number of workers, and whether their answers agree. No torch
-in here: the launching process does it.
+"""The plan of `allstep verify` for each number of workers, and the comparison of their answers.
+
+This module needs no torch, because the launching process uses it.
 
 ```
-Plan ──plan.json──> workers, once for each number of them ──answer-2.json──> Answer ──> table, verdict
+Plan ──plan.json──> workers, once per number of workers ──answer-2.json──> Answer ──> table, verdict
 ```
 
-The first number of workers is the reference. Whatever is random in a way that depends on the number
-of workers is taken out by `made_exact`, and a line says so; the rest of the recipe stays: its net,
-loss, optimizer, schedule, augmentation (which is drawn from the sample, whoever reads it),
-accumulation and sharing of weights.
+The first number of workers is the reference. `made_exact` removes whatever is random in a way that
+depends on the number of workers, and a note reports it. The rest of the recipe is kept: its model,
+loss, optimizer, schedule, augmentation (which depends on the sample, not on the worker that reads
+it), accumulation and sharing of weights.
 
-The arithmetic is float64, so rounding is about 1e-16 and a mistake is far above the limit of 1e-9.
-A tensor's difference is relative to its own size (root of the mean square), or to a thousandth of
-the size of all where that is more: the gradient of a bias before a norm is zero but for rounding,
-and rounding agrees with nothing.
+The arithmetic is float64, so rounding errors are about 1e-16 and a mistake is far above the limit
+of 1e-9. The difference of a tensor is relative to its own size (root of the mean square), or to a
+thousandth of the size of all tensors if that is more: the gradient of a bias before a norm is zero
+except for rounding errors, which never agree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,36 +23,42 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from allstep.errors import ConfigError, cut
-from allstep.machine import MOST_TASKS
-from allstep.train.config.run_config import ResolvedConfig, RunConfig
+from allstep.machine import MAX_TASKS
+from allstep.train.config.run_config import ModelConfig, ResolvedConfig, RunConfig
 
 TOLERANCE = 1e-9
-_EVALUATED = 500  # samples: enough for every worker to have several batches of its own
+_MAX_EVALUATED = 500
+"""Number of validation samples, enough for several batches per worker."""
 
 
 class _Plain(BaseModel):
+    """Base of values that are stored as JSON; NaN and infinity are kept."""
+
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
 
 class Plan(_Plain):
-    """What every number of workers does."""
+    """Steps and evaluation that each number of workers computes."""
 
     batches: tuple[int, ...]
     """Samples of each step, over all workers."""
     evaluated: int
-    """Samples of the validation part."""
+    """Number of samples of the validation split."""
     tolerance: float = TOLERANCE
+    """Largest relative difference that counts as equal."""
 
 
 class Difference(_Plain):
-    """One tensor against that of the reference."""
+    """Difference of one tensor from that of the reference."""
 
     tensor: str
     shape: tuple[int, ...]
     relative: float
+    """Size of the difference relative to the reference."""
     reference: float
-    """Its size with the reference's number of workers: root of the mean square."""
+    """Size (root of the mean square) in the reference."""
     found: float
+    """Size (root of the mean square) with this number of workers."""
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape)) or "one number"
@@ -62,57 +69,67 @@ class Difference(_Plain):
 
 
 class Compared(_Plain):
-    """All tensors of a kind: how large they are together, and how they differ from the reference's,
-    if this is not it."""
+    """All tensors of a kind: their common size, and how they differ from the reference's.
+
+    The reference itself has only the size.
+    """
 
     size: float
+    """Root of the mean square of all elements."""
     worst: Difference | None = None
+    """Largest relative difference."""
     first: Difference | None = None
-    """The first in the order of the net that is beyond the limit."""
+    """First difference beyond the tolerance, in the order of the model."""
     beyond: int = 0
-    """How many are."""
+    """Number of tensors beyond the tolerance."""
     of: int = 0
+    """Number of tensors."""
 
 
 class Step(_Plain):
-    """One update."""
+    """Loss and gradient of one update."""
 
     loss: float
     gradient: Compared
 
 
 class Answer(_Plain):
-    """What came out with one number of workers."""
+    """Result of one number of workers."""
 
     workers: int
     steps: tuple[Step, ...]
     weights: Compared
+    """Weights after the last step."""
     loss: float
+    """Loss of the evaluation."""
     accuracy: float
     count: int
+    """Number of samples that were evaluated."""
     alike: str = ""
-    """How the weights of the ranks differ from each other after the last step; empty when they do
-    not."""
+    """How the weights of the ranks differ after the last step; "" if they do not."""
     notes: tuple[str, ...] = ()
+    """Notes about what was changed for the comparison."""
 
 
 def parse_workers(text: str) -> tuple[int, ...]:
-    """ "1,2,4" as numbers; at least two different ones."""
+    """Return the numbers of a text such as "1,2,4"; at least two different ones."""
     try:
-        numbers = tuple(dict.fromkeys(int(word) for word in text.split(",") if word.strip()))
+        numbers = tuple(dict.fromkeys(int(number) for number in text.split(",") if number.strip()))
     except ValueError:
         numbers = ()
-    if len(numbers) < 2 or min(numbers) < 1 or max(numbers) > MOST_TASKS:
+    if len(numbers) < 2 or min(numbers) < 1 or max(numbers) > MAX_TASKS:
         raise ConfigError(
             f"--workers {cut(text)}: expected two or more numbers of workers to compare, such as "
-            f"1,2,4, each from 1 to {MOST_TASKS}"
+            f"1,2,4, each from 1 to {MAX_TASKS}"
         )
     return numbers
 
 
 def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[ResolvedConfig, list[str]]:
-    """The run without what cannot agree, with its batch spelled out; and a line on each thing that
-    was changed."""
+    """Return the config without what depends on the number of workers, and a note on each change.
+
+    The batch is resolved for the largest of `workers`.
+    """
     notes: list[str] = []
     config = _fixed_batch(config, max(workers), notes)
     changed = {"precision": "float64", "overfit": None, "noise_scale": False}
@@ -120,128 +137,140 @@ def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[ResolvedConfi
         changed["execution"] = "channels-last"
     model, data = config.model, config.data
     if model.norm in ("batch", "ghost"):
-        whose = "its own samples" if model.norm == "batch" else f"{model.ghost} of its own samples"
-        notes.append(
-            f"model.norm={model.norm}: each worker normalises over {whose}, so N workers differ"
-            " from one by nature; verified with model.norm=sync instead, which agrees"
-        )
+        notes.append(_norm_note(model))
         model = model.model_copy(update={"norm": "sync"})
     if data.mix != "none":
-        notes.append(
-            f"data.mix={data.mix}: each worker mixes its own samples with each other; verified"
-            " without"
-        )
+        own = "each worker mixes its own samples with each other"
+        notes.append(f"data.mix={data.mix}: {own}; verified without")
         data = data.model_copy(update={"mix": "none"})
     return config.model_copy(update={**changed, "model": model, "data": data}), notes
 
 
-def _fixed_batch(config: RunConfig, most: int, notes: list[str]) -> ResolvedConfig:
+def _norm_note(model: ModelConfig) -> str:
+    """Return the note about a norm over the samples of one worker."""
+    whose = "its own samples" if model.norm == "batch" else f"{model.ghost} of its own samples"
+    return (
+        f"model.norm={model.norm}: each worker normalizes over {whose}, so N workers differ"
+        " from one by nature; verified with model.norm=sync instead, which agrees"
+    )
+
+
+def _fixed_batch(config: RunConfig, max_workers: int, notes: list[str]) -> ResolvedConfig:
+    """Return the config with the batch of `max_workers`; add a note if that matters."""
     if config.batch_per_worker is not None:
         notes.append(
             f"batch_per_worker={config.batch_per_worker}: the batch would differ; verified with"
-            f" that of {most} workers"
+            f" that of {max_workers} workers"
         )
-    return config.resolved(most)
+    return config.resolved(max_workers)
 
 
 def make_plan(config: ResolvedConfig, workers: Sequence[int], num_validation: int) -> Plan:
-    """Five steps: whole batches, one that no number of workers divides, and one with too few
-    samples for all workers."""
+    """Return the plan of five steps and an evaluation.
+
+    There are whole batches, one that no number of workers divides, and one with too few samples for
+    all workers.
+    """
     batch, most = config.batch, max(workers)
     few = min(batch, most - 1 if most > 2 else 3)
     batches = (batch, batch, uneven(batch, workers), batch, few)
-    return Plan(batches=batches, evaluated=uneven(min(num_validation, _EVALUATED), workers))
+    return Plan(batches=batches, evaluated=uneven(min(num_validation, _MAX_EVALUATED), workers))
 
 
 def uneven(most: int, workers: Sequence[int]) -> int:
-    """The largest number up to `most` that none of the numbers of workers divides; `most` where
-    there is none."""
+    """Return the largest number up to `most` that none of the numbers of workers divides.
+
+    Return `most` if there is none.
+    """
     several = [number for number in workers if number > 1]
     return next((n for n in range(most, 0, -1) if all(n % number for number in several)), most)
 
 
 def read_plan(folder: Path) -> Plan:
-    """As `write_plan` left it."""
+    """Return the plan that `write_plan` wrote."""
     return Plan.model_validate_json((folder / "plan.json").read_text())
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    """For the workers."""
+    """Write the plan for the workers."""
     (folder / "plan.json").write_text(plan.model_dump_json())
 
 
 def read_answer(folder: Path, workers: int) -> Answer:
-    """Of so many workers."""
+    """Return the answer of this number of workers."""
     return Answer.model_validate_json((folder / f"answer-{workers}.json").read_text())
 
 
 def write_answer(folder: Path, answer: Answer) -> None:
-    """For the launching process."""
+    """Write the answer for the launching process."""
     (folder / f"answer-{answer.workers}.json").write_text(answer.model_dump_json())
 
 
-# What came out
+# Table and verdict
 
 
 def table(plan: Plan, answers: Sequence[Answer]) -> Iterator[list[str]]:
-    """Rows: what is compared, in how many samples, the reference's value, and how far each other
-    number of workers is from it."""
+    """Yield the rows of the table, the header first.
+
+    The columns are: what is compared, in how many samples, the reference's value, and how far each
+    other number of workers is from it.
+    """
     reference, others = answers[0], answers[1:]
     yield ["", "samples", named(reference.workers), *(named(each.workers) for each in others)]
     for i, step in enumerate(reference.steps):
         apart = [_number(relative(each.steps[i].loss, step.loss)) for each in others]
         yield [f"step {i + 1}: loss", str(plan.batches[i]), f"{step.loss:.9f}", *apart]
-        yield [
-            "gradient",
-            "",
-            _size(step.gradient),
-            *(_worst(each.steps[i].gradient) for each in others),
-        ]
-    yield [
-        "weights after it",
-        "",
-        _size(reference.weights),
-        *(_worst(each.weights) for each in others),
-    ]
+        gradients = [_worst(each.steps[i].gradient) for each in others]
+        yield ["gradient", "", _size(step.gradient), *gradients]
+    weights = [_worst(each.weights) for each in others]
+    yield ["weights after it", "", _size(reference.weights), *weights]
+    yield from _evaluation_rows(reference, others)
+    yield ["equal on all ranks", "", *("no" if each.alike else "yes" for each in answers)]
+
+
+def _evaluation_rows(reference: Answer, others: Sequence[Answer]) -> Iterator[list[str]]:
+    """Yield the rows of the table about the evaluation."""
     losses = [_number(relative(each.loss, reference.loss)) for each in others]
     yield ["validation: loss", str(reference.count), f"{reference.loss:.9f}", *losses]
     accuracies = [_number(relative(each.accuracy, reference.accuracy)) for each in others]
     yield ["accuracy", "", f"{reference.accuracy:.2%}", *accuracies]
     yield ["counted", "", str(reference.count), *(str(each.count) for each in others)]
-    yield ["equal on all ranks", "", *("no" if each.alike else "yes" for each in answers)]
 
 
 def _size(compared: Compared) -> str:
+    """Return the common size of tensors for the table."""
     return f"size {compared.size:.3g}"
 
 
 def _worst(compared: Compared) -> str:
+    """Return the worst difference and its tensor for the table."""
     worst = compared.worst
     return "" if worst is None else f"{_number(worst.relative)} {worst.tensor}"
 
 
 def _number(value: float) -> str:
+    """Return a relative difference for the table."""
     return "equal" if value == 0 else f"{value:.1e}"
 
 
 def named(workers: int) -> str:
-    """1 worker, 2 workers."""
+    """Return "1 worker" or "2 workers"."""
     return f"{workers} worker{'s' if workers > 1 else ''}"
 
 
 def relative(found: float, reference: float) -> float:
-    """How far apart two numbers are, relative to the second."""
+    """Return the difference of two numbers relative to the second."""
     if found == reference:
         return 0.0
     return abs(found - reference) / max(abs(reference), 1e-300)
 
 
-def partings(plan: Plan, answers: Sequence[Answer]) -> Iterator[str]:
-    """Where each number of workers parts from the first, in words; nothing when all agree."""
+def differing_answers(plan: Plan, answers: Sequence[Answer]) -> Iterator[str]:
+    """Yield a line per number of workers that differs from the first; nothing if all agree."""
     reference = answers[0]
     for answer in answers[1:]:
-        if words := _parting(plan, reference, answer):
-            yield f"{named(answer.workers)} part from {named(reference.workers)} {words}"
+        if difference := _first_difference(plan, reference, answer):
+            yield f"{named(answer.workers)} differ from {named(reference.workers)} {difference}"
     for answer in answers:
         if answer.alike:
             yield (
@@ -250,8 +279,8 @@ def partings(plan: Plan, answers: Sequence[Answer]) -> Iterator[str]:
             )
 
 
-def _parting(plan: Plan, reference: Answer, answer: Answer) -> str:
-    """The first place, in the order in which a run comes by."""
+def _first_difference(plan: Plan, reference: Answer, answer: Answer) -> str:
+    """Return where an answer first differs, in the order of the run; "" if it does not."""
     for i, (theirs, ours) in enumerate(zip(reference.steps, answer.steps, strict=True)):
         place = f"at step {i + 1} ({plan.batches[i]} samples)"
         if not relative(ours.loss, theirs.loss) <= plan.tolerance:
@@ -275,14 +304,14 @@ def _parting(plan: Plan, reference: Answer, answer: Answer) -> str:
 
 
 def _before(step: int) -> str:
-    return (
-        ", before any update: they began with other weights or other samples"
-        if step == 0
-        else ", so the update before went wrong"
-    )
+    """Return what a different loss at this step implies."""
+    if step == 0:
+        return ", before any update: the weights or the samples differ from the start"
+    return ", so the update before it was wrong"
 
 
 def _first(kind: str, compared: Compared) -> str:
+    """Return a text about the first tensor that differs, and the worst."""
     more = (
         f"; {compared.beyond} of {compared.of} tensors differ, the worst is {compared.worst.tensor}"
         if compared.worst

@@ -1,18 +1,18 @@
 """`allstep train --dry-run`: one of everything, with all workers, before a long run is started.
 
 ```
-stage      what is done                                                            what it finds
-start      data opened, net and optimizer made, weights sent round                 a net that does not fit the pictures, no memory
-data       first and last batch of each part, read by all workers                  damaged files, labels outside the classes
-step       one update, and a few more by the clock                                 too little memory for the batch, no gradients
-evaluate   one batch of the validation part                                        pictures of another size than in training
-save       a checkpoint, where the run would write it                              no right to write, no space
-load       read back, a second run made from it, its checkpoint compared           state that is lost on the way: bit for bit
+stage      what is done                                      errors that it finds
+start      open data, make model and optimizer, broadcast    model does not fit images, memory
+data       all workers read first and last batch per split   damaged files, labels out of range
+step       one update, then a few timed ones                 too little memory, no gradients
+evaluate   one batch of the validation split                 images of another size
+save       write a checkpoint where the run would            no permission, no space
+load       read it, make a run of it, compare checkpoints    state that is lost, bit for bit
 ```
 
-Everything is written into a folder that is removed. At the end stands what a whole run would take,
-from the times that were measured. A stage that fails is named; exit status 2 for what the user can
-mend, 1 for anything else.
+Everything is written into a folder that is removed. At the end there is a forecast of the cost of a
+whole run, from the measured times. An error names its stage; the exit status is 2 for errors that
+the user can correct, 1 for others.
 """
 
 import gc
@@ -29,7 +29,7 @@ import torch
 
 from allstep.comm.group import agree
 from allstep.console.quantities import about, milliseconds, nbytes
-from allstep.data import Loader
+from allstep.data import Batch, Loader
 from allstep.errors import CheckpointError, UserError
 from allstep.train.check.overfit import num_samples
 from allstep.train.checkpoint import files as checkpoint
@@ -44,40 +44,47 @@ from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import Clock, step
 from allstep.world import World
 
-_TIMED, _TIMED_SECONDS = 5, 10.0  # steps by the clock, fewer where they are slow
+_MAX_TIMED, _MAX_SECONDS = 5, 10.0
+"""Number of timed steps; fewer if they take longer than these seconds."""
 
 
 @dataclass(frozen=True)
 class RehearsedStage:
-    """One line of the table; times and memory are those of the worst rank."""
+    """One line of the table; time and memory are those of the worst rank."""
 
     name: str
     what: str
+    """What was done, for the table."""
     seconds: float
     memory: int
+    """Bytes of memory in use after the stage."""
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What was measured."""
+    """Measurements of a dry run."""
 
     stages: tuple[RehearsedStage, ...]
     epochs: int
     steps_per_epoch: int
     step_seconds: float
-    """Of one step, the first one left out."""
+    """Seconds of one step, without the first one."""
     evaluations: int
+    """Number of evaluations of a whole run, with test and training sample."""
     evaluation_seconds: float
-    """Of a whole evaluation, by that of one batch."""
+    """Seconds of a whole evaluation, extrapolated from one batch."""
     checkpoint_nbytes: int
     checkpoints: int
-    """On the disk at the same time: those that are kept, the best, and one that is being written.
+    """Number of checkpoints on the disk at the same time.
+
+    These are the ones to keep, the best, and one that is being written.
     """
     free_nbytes: int
+    """Free bytes on the disk."""
 
     @property
     def seconds(self) -> float:
-        """Of a whole run."""
+        """Return the forecast of the seconds of a whole run."""
         return (
             self.epochs * self.steps_per_epoch * self.step_seconds
             + self.evaluations * self.evaluation_seconds
@@ -85,12 +92,15 @@ class Rehearsed:
 
     @property
     def fits(self) -> bool:
-        """Whether the disk has room for the checkpoints."""
+        """Return whether the disk has room for the checkpoints."""
         return self.checkpoint_nbytes * self.checkpoints <= self.free_nbytes
 
 
 def rehearse(config: ResolvedConfig, world: World, out: Path) -> Rehearsed:
-    """On all ranks; `config` knows its global batch, and `out` is a folder for this alone."""
+    """Rehearse a run on all ranks, and return the measurements.
+
+    `out` is a folder for this alone.
+    """
     play = _Rehearsal(config, world, out)
     play.start()
     play.read_data()
@@ -104,7 +114,7 @@ def rehearse(config: ResolvedConfig, world: World, out: Path) -> Rehearsed:
         epochs=config.num_epochs,
         steps_per_epoch=batches,
         step_seconds=step_seconds,
-        # the test and the training sample come on top of the validations
+        # The test and the training sample are evaluated besides the validations.
         evaluations=max(1, int(config.num_epochs / config.evaluation.every)) + 2,
         evaluation_seconds=evaluation_seconds,
         checkpoint_nbytes=play.nbytes,
@@ -114,7 +124,7 @@ def rehearse(config: ResolvedConfig, world: World, out: Path) -> Rehearsed:
 
 
 class _Rehearsal:
-    """The stages, one after the other."""
+    """The stages of a dry run, to be called in their order."""
 
     job: Job
 
@@ -125,8 +135,10 @@ class _Rehearsal:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[list[str]]:
-        """Names the stage in whatever fails in it; the words that are put into the list say what
-        was done."""
+        """Measure a stage, and name it in any error.
+
+        The caller appends what was done to the list.
+        """
         what: list[str] = []
         started = time.perf_counter()
         try:
@@ -141,48 +153,41 @@ class _Rehearsal:
         self.stages.append(RehearsedStage(name, ", ".join(what), max(seconds), max(memory)))
 
     def start(self) -> None:
-        """The data opened, the net and its optimizer made."""
+        """Open the data, and make the model and its optimizer."""
         with self._stage("start") as what:
             self.job = make_job(self.config, self.world, self.out)
             samples = " + ".join(f"{loader.num_samples:,}" for loader in self.job.loaders.values())
-            parameters = sum(each.numel() for each in self.job.trainer.net.parameters())
-            what += [
-                f"{samples} samples",
-                f"{parameters:,} parameters",
-                f"execution {self.job.execution}",
-            ]
-            what.append(self.job.trainer.precision.name)
+            parameters = sum(each.numel() for each in self.job.trainer.model.parameters())
+            what += [f"{samples} samples", f"{parameters:,} parameters"]
+            what += [f"execution {self.job.execution}", self.job.trainer.precision.name]
 
     def read_data(self) -> None:
-        """The first and the last batch of each part."""
+        """Read the first and the last batch of each split."""
         with self._stage("data") as what:
             for name, loader in self.job.loaders.items():
                 places = sorted({0, (loader.num_samples - 1) // loader.batch * loader.batch})
                 for place in places:
-                    agree.everyone(self.world, lambda: self._read(loader, place))  # noqa: B023  # called at once
+                    # B023 does not apply, because the function is called at once.
+                    agree.everyone(self.world, lambda: self._read(loader, place))  # noqa: B023
                 what.append(f"{name}: {len(places)} of {len(loader)} batches")
 
     def _read(self, loader: Loader, place: int) -> None:
+        """Read the batch at a position and check its targets."""
         batch = next(iter(loader.batches(place)))
         self.job.trainer.task.check_targets(batch, loader)
 
     def take_steps(self) -> float:
-        """One update, then some by the clock; seconds of one of these."""
-        job, standing = self.job, self.job.standing
+        """Take one step and some timed ones; return the median seconds of the timed ones."""
+        job = self.job
         with self._stage("step") as what:
             batches = job.loaders["train"].batches(0, job.total)
             times: list[float] = []
             for batch in batches:
                 started = time.perf_counter()
-                count = num_samples(job, batch)
-                mine = step(job.trainer, batch, count, Clock())
-                job.after_step.exchange(StepReport(mine, batch.weight))
-                if job.ema is not None:
-                    job.ema.update()
-                standing.samples, standing.updates = standing.samples + count, standing.updates + 1
+                self._step(batch)
                 times.append(time.perf_counter() - started)
                 if agree.rank_0_decides(
-                    self.world, lambda: len(times) > _TIMED or sum(times) > _TIMED_SECONDS
+                    self.world, lambda: len(times) > _MAX_TIMED or sum(times) > _MAX_SECONDS
                 ):
                     break
             first, usual = agree.rank_0_decides(
@@ -191,29 +196,39 @@ class _Rehearsal:
             what += [f"batch {job.config.batch}", f"first {first:.3g} s, then {usual * 1e3:.3g} ms"]
         return usual
 
+    def _step(self, batch: Batch) -> None:
+        """Take one step."""
+        job, progress = self.job, self.job.progress
+        count = num_samples(job, batch)
+        mine = step(job.trainer, batch, count, Clock())
+        job.after_step.exchange(StepReport(mine, batch.weight))
+        if job.ema is not None:
+            job.ema.update()
+        progress.samples, progress.updates = progress.samples + count, progress.updates + 1
+
     def evaluate_a_batch(self) -> float:
-        """One of the validation part; seconds that the whole part would take."""
+        """Evaluate one batch of the validation split; return the seconds for all of it."""
         job, loader = self.job, self.job.loaders["validation"]
         with self._stage("evaluate") as what:
-            parts = replace(
-                job.parts,
-                validation=job.parts.validation.first(min(loader.batch, loader.num_samples)),
+            splits = replace(
+                job.splits,
+                validation=job.splits.validation.first(min(loader.batch, loader.num_samples)),
             )
-            device = next(job.trainer.net.parameters()).device
-            few = make_loaders(job.config, parts, self.world, self.out, device)["validation"]
+            device = next(job.trainer.model.parameters()).device
+            few = make_loaders(job.config, splits, self.world, self.out, device)["validation"]
             started = time.perf_counter()
             score = evaluate(
-                job.evaluated_net,
+                job.evaluated_model,
                 few,
                 job.trainer.to_input,
                 job.trainer.task,
-                mirror=job.config.evaluation.flip,
+                flip=job.config.evaluation.flip,
             )
             what += [f"{score.count} of {loader.num_samples:,} samples", f"loss {score.loss:.4g}"]
         return (time.perf_counter() - started) * len(loader)
 
     def save(self) -> Path:
-        """A checkpoint, by rank 0; where it is."""
+        """Write a checkpoint on rank 0, and return its path."""
         with self._stage("save") as what:
             path = agree.rank_0_decides(
                 self.world, lambda: _write(self.out / "checkpoints", capture(self.job))
@@ -225,8 +240,7 @@ class _Rehearsal:
         return path
 
     def load(self, path: Path) -> None:
-        """Reads the checkpoint, makes the run anew from it, and looks whether that run would write
-        the same."""
+        """Read the checkpoint, resume a run from it, and check that it would write the same one."""
         with self._stage("load") as what:
             snapshot = agree.rank_0_decides(self.world, lambda: checkpoint.read(path))
             agree.everyone(self.world, lambda: _check_same("the file", capture(self.job), snapshot))
@@ -237,12 +251,13 @@ class _Rehearsal:
             self.job = make_job(self.config, self.world, self.out, snapshot)
             agree.everyone(
                 self.world,
-                lambda: _check_same("a run that goes on from it", snapshot, capture(self.job)),
+                lambda: _check_same("a run that resumes from it", snapshot, capture(self.job)),
             )
             what.append(f"{len(snapshot.weights) + len(snapshot.optimizer)} tensors, the same bits")
 
 
 def _write(folder: Path, snapshot: Snapshot) -> Path:
+    """Write a checkpoint; raise CheckpointError if that fails."""
     try:
         return checkpoint.write(folder, snapshot)
     except OSError as error:
@@ -251,38 +266,34 @@ def _write(folder: Path, snapshot: Snapshot) -> Path:
         ) from error
 
 
-def _check_same(who: str, before: Snapshot, after: Snapshot) -> None:
-    """CheckpointError with the first thing that differs."""
+def _check_same(where: str, before: Snapshot, after: Snapshot) -> None:
+    """Raise CheckpointError with the first difference of two snapshots."""
     for kind, ours, theirs in (
         ("weight", before.weights, after.weights),
         ("optimizer's", before.optimizer, after.optimizer),
     ):
         if (name := _first_unlike(ours, theirs)) is not None:
             raise CheckpointError(
-                f"the checkpoint is not the run: the {kind} {name} differs in {who}"
+                f"the checkpoint does not match the run: the {kind} {name} differs in {where}"
             )
     plain = [json.loads(json.dumps(each.state)) for each in (before, after)]
     for key in dict.fromkeys([*plain[0], *plain[1]]):
         if plain[0].get(key) != plain[1].get(key):
             raise CheckpointError(
-                f"the checkpoint is not the run: {key!r} of its state differs in {who}"
+                f"the checkpoint does not match the run: {key!r} of its state differs in {where}"
             )
 
 
 def _first_unlike(ours: Tensors, theirs: Tensors) -> str | None:
-    names = dict.fromkeys([*ours, *theirs])
-    return next(
-        (
-            name
-            for name in names
-            if name not in ours or name not in theirs or not _same_bits(ours[name], theirs[name])
-        ),
-        None,
-    )
+    """Return the name of the first tensor that differs, or None."""
+    for name in dict.fromkeys([*ours, *theirs]):
+        if name not in ours or name not in theirs or not _same_bits(ours[name], theirs[name]):
+            return name
+    return None
 
 
 def _same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """NaN is like NaN here."""
+    """Return whether two tensors have the same bits, so NaN equals NaN."""
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return False
     first, second = (
@@ -291,24 +302,24 @@ def _same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return torch.equal(first, second)
 
 
-# Words
+# Texts
 
 
 def table(rehearsed: Rehearsed) -> Iterator[list[str]]:
-    """A row for each stage."""
+    """Yield the rows of the table, the header first, then one per stage."""
     yield ["stage", "seconds", "memory", ""]
     for each in rehearsed.stages:
         yield [each.name, f"{each.seconds:.2f}", nbytes(each.memory), each.what]
 
 
 def forecast(rehearsed: Rehearsed) -> list[str]:
-    """What a whole run would take, in words."""
+    """Return lines about the time and the disk space of a whole run."""
     steps = rehearsed.epochs * rehearsed.steps_per_epoch
     time_line = (
         f"a whole run: {rehearsed.epochs} epochs x {rehearsed.steps_per_epoch:,} steps x"
         f" {milliseconds(rehearsed.step_seconds)} = {about(steps * rehearsed.step_seconds)}, and"
         f" {rehearsed.evaluations} evaluations of {about(rehearsed.evaluation_seconds)}:"
-        f" {about(rehearsed.seconds)} in all"
+        f" {about(rehearsed.seconds)} in total"
     )
     many, each = rehearsed.checkpoints, rehearsed.checkpoint_nbytes
     room = f"{nbytes(rehearsed.free_nbytes)} are free"

@@ -1,17 +1,18 @@
-"""`allstep train --overfit 64`: can this net learn 64 samples by heart? The first test of any
-model.
+"""`allstep train --overfit 64`: check whether the model can memorize 64 samples. It is the first
+test of any model.
 
-A net that is large enough to be worth training, a loss that fits the labels and data that reaches
-the net unharmed can do it in seconds. One that cannot has a mistake in it, and no amount of data or
-time would help.
+A model that is large enough to be worth training, with a loss that fits the labels and data that
+reaches the model intact, memorizes them in seconds. A model that cannot has a bug, and more data or
+time would not help.
 
 ```
-simplified   the recipe without what stands in the way of learning by heart; a line says what was switched off
-learn        up to 200 epochs of the same samples; over as soon as one epoch has all of them right and a mean loss below 0.1
-verdict      one line, with the figures; what to look at when it did not work
+simplified   the recipe without what prevents memorizing; a line lists what was switched off
+learn        up to 200 epochs of the same samples; ends after an epoch with all of them right and
+             a mean loss below 0.1
+verdict      one line with the figures, and what to check if it failed
 ```
 
-It leaves nothing behind: no run folder, no checkpoint.
+It leaves no files: no run folder, no checkpoint.
 """
 
 import math
@@ -32,49 +33,49 @@ from allstep.train.watch.events import Score
 from allstep.world import World
 
 EPOCHS = 200
+"""Maximum number of epochs."""
 ENOUGH = 0.1
-"""The mean loss of an epoch below which samples count as learned: the right class has 90% then."""
-_WARMUP = 5.0  # epochs: a step or two each
-_TELL_EVERY = 20  # epochs
+"""Mean loss of an epoch below which samples count as learned: the right class has 90% then."""
+_WARMUP = 5.0
+"""Epochs of the warm-up; an epoch has one or two steps."""
+_REPORT_EVERY = 20
+"""Epochs between two progress lines."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """How it went."""
+    """Outcome of trying to memorize some samples."""
 
     samples: int
     classes: int
     steps: int
     epochs: int
     first: Score
-    """In the first epoch."""
+    """Score of the first epoch."""
     last: Score
+    """Score of the last epoch."""
     evaluated: Score | None = None
-    """On the same samples in evaluation mode, if they were learned."""
+    """Score of the same samples in evaluation mode, if they were learned."""
 
     @property
     def by_heart(self) -> bool:
-        """Whether all samples were right, with confidence."""
+        """Return whether all samples are right, with confidence."""
         return is_learned(self.last)
 
 
 def is_learned(score: Score) -> bool:
-    """The rule."""
+    """Return whether a score counts as learned: all samples right, mean loss below `ENOUGH`."""
     return score.count > 0 and score.accuracy == 1.0 and score.loss < ENOUGH
 
 
 def simplified(config: ResolvedConfig, count: int) -> tuple[ResolvedConfig, list[str]]:
-    """The run on `count` samples, without what keeps a net from learning by heart; and the words
-    for what was switched off."""
+    """Return the config for `count` samples without what prevents memorizing.
+
+    The second value lists what was switched off, as "key=value".
+    """
     off = [f"{key}={value}" for key, value, usual in _in_the_way(config) if value != usual]
-    optimizer = config.optimizer.model_copy(
-        update={"weight_decay": 0.0, "noise": 0.0, "noise_like": None}
-    )
-    data = (
-        config.data.model_copy(update={"augment": "none", "mix": "none"})
-        if not _resizes(config)
-        else config.data
-    )
+    no_decay = {"weight_decay": 0.0, "noise": 0.0, "noise_like": None}
+    plain = {} if _resizes(config) else {"augment": "none", "mix": "none"}
     changed = {
         "overfit": count,
         "epochs": EPOCHS,
@@ -83,8 +84,8 @@ def simplified(config: ResolvedConfig, count: int) -> tuple[ResolvedConfig, list
         "label_smoothing": 0.0,
         "noise_scale": False,
         "execution": "channels-last" if config.execution == "auto" else config.execution,
-        "data": data,
-        "optimizer": optimizer,
+        "data": config.data.model_copy(update=plain),
+        "optimizer": config.optimizer.model_copy(update=no_decay),
         "schedule": ScheduleConfig(shape="constant", warmup=_WARMUP),
         "ema": EmaConfig(),
         "growth": GrowthConfig(),
@@ -93,13 +94,15 @@ def simplified(config: ResolvedConfig, count: int) -> tuple[ResolvedConfig, list
 
 
 def _resizes(config: ResolvedConfig) -> bool:
-    """Whether the net is made for the size that the augmentation gives; the loader leaves the rest
-    of it out with `overfit`."""
+    """Return whether the augmentation decides the size of the images.
+
+    Then it is kept for the shape of the model; the loader does not apply it with `overfit`.
+    """
     return config.data.augment != "none" and config.data.prepare != "none"
 
 
 def _in_the_way(config: ResolvedConfig) -> Iterator[tuple[str, object, object]]:
-    """Keys with what they are and what they are when they do nothing."""
+    """Yield keys that prevent memorizing, with their value and their neutral value."""
     yield "data.augment", config.data.augment, "none"
     yield "data.mix", config.data.mix, "none"
     yield "label_smoothing", config.label_smoothing, 0.0
@@ -112,37 +115,40 @@ def _in_the_way(config: ResolvedConfig) -> Iterator[tuple[str, object, object]]:
 
 
 def learn(
-    config: ResolvedConfig, world: World, out: Path, tell: Callable[[str], None] = lambda line: None
+    config: ResolvedConfig,
+    world: World,
+    out: Path,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Learned:
-    """On all ranks, with a config that is `simplified`.
+    """Train with a `simplified` config until the samples are learned, on all ranks.
 
-    `out` is where bad samples are listed; `tell` gets a line now and then.
+    `out` is the folder for lists of bad samples. `report` receives a line of progress now and then.
     """
     job = make_job(config, world, out)
-    dropouts = switch_dropout_off(job.trainer.net)
+    dropouts = switch_dropout_off(job.trainer.model)
     if dropouts:
-        tell(f"switched off: dropout in {dropouts} layer{'s' if dropouts > 1 else ''}")
+        report(f"switched off: dropout in {dropouts} layer{'s' if dropouts > 1 else ''}")
     first = last = Score(0.0, 0.0, 0, 0.0)
     epochs = steps = 0
     for epochs, (updates, last) in enumerate(_epochs(job), 1):
         steps += updates
         first = last if epochs == 1 else first
-        if epochs == 1 or epochs % _TELL_EVERY == 0:
-            tell(f"epoch {epochs}: loss {last.loss:.4f}, {last.accuracy:.1%} right")
+        if epochs == 1 or epochs % _REPORT_EVERY == 0:
+            report(f"epoch {epochs}: loss {last.loss:.4f}, {last.accuracy:.1%} right")
         if is_learned(last) or not math.isfinite(last.loss):
             break
-    evaluated = (
-        evaluate(
-            job.evaluated_net, job.loaders["validation"], job.trainer.to_input, job.trainer.task
-        )
-        if is_learned(last)
-        else None
-    )
-    return Learned(job.num_train, job.parts.num_classes, steps, epochs, first, last, evaluated)
+    evaluated = _evaluate(job) if is_learned(last) else None
+    return Learned(job.num_train, job.splits.num_classes, steps, epochs, first, last, evaluated)
+
+
+def _evaluate(job: Job) -> Score:
+    """Return the score of the samples in evaluation mode."""
+    loader, trainer = job.loaders["validation"], job.trainer
+    return evaluate(job.evaluated_model, loader, trainer.to_input, trainer.task)
 
 
 def _epochs(job: Job) -> Iterator[tuple[int, Score]]:
-    """Trains; after each epoch how many updates it had, and its score over all ranks."""
+    """Train, and yield after each epoch its number of updates and its score over all ranks."""
     loader, clock = job.loaders["train"], Clock()
     steps, total = 0, job.trainer.task.tally()
     for batch in loader.batches(0, job.total):
@@ -153,7 +159,7 @@ def _epochs(job: Job) -> Iterator[tuple[int, Score]]:
 
 
 def _update(job: Job, batch: Batch, clock: Clock) -> Tally:
-    """One step; the tally of all ranks."""
+    """Take one step and return the tally of all ranks."""
     if batch.epoch == 0:
         agree.everyone(
             job.world, lambda: job.trainer.task.check_targets(batch, job.loaders["train"])
@@ -163,15 +169,18 @@ def _update(job: Job, batch: Batch, clock: Clock) -> Tally:
 
 
 def num_samples(job: Job, batch: Batch) -> int:
-    """Of the global batch of which `batch` is a share: fewer where an epoch ends."""
+    """Return the samples of the global batch of which `batch` is a share.
+
+    It has fewer samples at the end of an epoch.
+    """
     return min(job.loaders["train"].batch, job.num_train - batch.position % job.num_train)
 
 
-# Words
+# Texts
 
 
 def verdict(learned: Learned) -> str:
-    """One line."""
+    """Return one line about the outcome, with advice if the samples were not learned."""
     last, samples = learned.last, learned.samples
     if not learned.by_heart:
         so_far = (
@@ -180,41 +189,41 @@ def verdict(learned: Learned) -> str:
         )
         return (
             f"did not learn {samples} samples by heart in {learned.steps} steps ({learned.epochs}"
-            f" epochs): {so_far}. Look at {advice(learned)}"
+            f" epochs): {so_far}. Check {advice(learned)}"
         )
     line = (
-        f"learned {samples} samples by heart after {learned.steps} steps: the net, the loss and the"
-        " data fit together"
+        f"learned {samples} samples by heart after {learned.steps} steps: the model, the loss and"
+        " the data fit together"
     )
     evaluated = learned.evaluated
     if evaluated is not None and evaluated.accuracy < 1:
         line += (
             f" (in evaluation mode {evaluated.accuracy:.1%} are right: running statistics of norms"
-            " follow slowly, and pictures made ready by data.prepare may look different)"
+            " follow slowly, and images prepared by data.prepare may look different)"
         )
     return line
 
 
 def advice(learned: Learned) -> str:
-    """What the figures point to."""
+    """Return what the figures point to."""
     first, last, chance = learned.first.loss, learned.last.loss, math.log(max(2, learned.classes))
     if not math.isfinite(last) or last > 2 * first:
         return (
-            "the rate, which is too high (optimizer.lr=... ten times smaller), and at the net for"
-            " what divides by zero or overflows"
+            "the learning rate, which is too high (optimizer.lr=... ten times smaller), and the"
+            " model for divisions by zero and overflows"
         )
     if last > 0.9 * min(first, chance):
         return (
-            "what the net sees (allstep data show) and whether gradients reach its weights"
+            "the input of the model (allstep data show) and whether gradients reach its weights"
             " (requires_grad, detach): the loss has hardly moved from that of guessing, which is"
-            f" {chance:.3g}; then at the rate (optimizer.lr)"
+            f" {chance:.3g}; then the learning rate (optimizer.lr)"
         )
     if learned.last.accuracy > 0.9:
         return (
             "samples that look alike and have different labels (allstep data show), or train with a"
-            " higher rate (optimizer.lr)"
+            " higher learning rate (optimizer.lr)"
         )
     return (
-        "the rate (optimizer.lr: try three times more and less), then at the net, which may be too"
-        " small for so many samples"
+        "the learning rate (optimizer.lr: try three times more and less), then the model, which"
+        " may be too small for so many samples"
     )

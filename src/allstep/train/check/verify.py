@@ -1,19 +1,18 @@
-"""What each worker does for `allstep verify`: a few real steps in float64, noted exactly, and an
-evaluation.
+"""The work of each worker for `allstep verify`: a few real steps in float64, and an evaluation.
 
 ```
-                      gradient of each step          weights after the last     loss of each step,
-                      evaluation
-the reference         gradient-1.safetensors, ...    weights.safetensors        answer-1.json
-any other number      compared as they come          compared                   answer-2.json
+                     gradient of each step          weights after the last   losses, evaluation
+reference            gradient-1.safetensors, ...    weights.safetensors      answer-1.json
+any other number     compared at each step          compared                 answer-2.json
 ```
 
-The steps are those of `loop.step`, between whose reduction and update the mean gradient is looked
-at. With `share_weights` each rank has the mean of its own pieces only, so there they are put
-together first. Only rank 0 compares and writes: the gradients of five steps of a large net are
-gigabytes, once, on the disk, and never in memory all at once. `compare` has the tables.
+The steps are those of `train.step.step`; the mean gradient is read between its reduction and its
+update. With `share_weights` each rank has only the mean of its own slices, so these are put
+together first. Only rank 0 compares and writes: the gradients of five steps of a large model are
+gigabytes, stored once on the disk, and never in memory all at once. `compare` has the tables.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -53,13 +52,14 @@ from allstep.train.step.step import Clock, step
 from allstep.train.watch.events import Score
 from allstep.world import World
 
-_FLOOR = 1e-3  # of the size of all tensors: what is smaller may be zero but for rounding
+_FLOOR = 1e-3
+"""Fraction of the size of all tensors below which a tensor may be zero except for rounding."""
 
 
 def work(config: ResolvedConfig, folder: Path, launcher: str | None = None) -> None:
-    """Runs in every worker; rank 0 leaves its answer in `folder`.
+    """Run the plan in `folder` in a worker; rank 0 writes the answer there.
 
-    The first number of workers that comes is the reference.
+    The first number of workers that runs is the reference.
     """
     world = comm.init(launcher)
     answer = run(config, world, folder)
@@ -69,16 +69,16 @@ def work(config: ResolvedConfig, folder: Path, launcher: str | None = None) -> N
 
 
 def run(config: ResolvedConfig, world: World, folder: Path) -> Answer:
-    """The steps of the plan in `folder`, on all ranks of `world`."""
+    """Run the steps of the plan in `folder` on all ranks of `world`, and return the answer."""
     plan = read_plan(folder)
     job = make_job(config, world, folder)
-    notes = without_chance(job)
-    book = _Book(folder, plan.tolerance, writes=world.rank == 0)
-    steps = tuple(_steps(job, plan, book))
+    notes = make_exact(job)
+    reference = _Reference(folder, plan.tolerance, writes=world.rank == 0)
+    steps = tuple(_steps(job, plan, reference))
     alike = _alike(job, len(steps))
-    weights = book.enter("weights", dict(job.trainer.net.state_dict()))
+    weights = reference.enter("weights", dict(job.trainer.model.state_dict()))
     score = _evaluate(job, plan.evaluated)
-    book.close()
+    reference.close()
     return Answer(
         workers=world.size,
         steps=steps,
@@ -91,33 +91,35 @@ def run(config: ResolvedConfig, world: World, folder: Path) -> Answer:
     )
 
 
-def without_chance(job: Job) -> list[str]:
-    """Takes out of the net what differs by nature with the number of workers; a line on what is
-    more than switched off."""
-    net, notes = job.trainer.net, []
-    switch_dropout_off(net)
-    norms = [layer for layer in net.modules() if isinstance(layer, _BatchNorm)]
+def make_exact(job: Job) -> list[str]:
+    """Remove from the model what depends on the number of workers, and return notes.
+
+    Dropout is only switched off, so it has no note.
+    """
+    model, notes = job.trainer.model, []
+    switch_dropout_off(model)
+    norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     own = [layer for layer in norms if not isinstance(layer, SyncBatchNorm)]
-    if own and own[0] is not net:
-        norm.convert(net, sync=True)
-        job.after_step.statistics = RunningStatistics(net)
+    if own and own[0] is not model:
+        norm.convert(model, sync=True)
+        job.after_step.statistics = RunningStatistics(model)
         notes.append(
-            f"the net has {len(own)} batch norm{'s' if len(own) > 1 else ''} of its own, over the"
-            " samples of one worker; verified with synchronised ones instead"
+            f"the model has {len(own)} batch norm{'s' if len(own) > 1 else ''} of its own, over the"
+            " samples of one worker; verified with synchronized ones instead"
         )
     if norms and job.config.accumulation > 1:
-        job.set_pieces(1)
+        job.set_num_micro_batches(1)
         notes.append(
-            f"accumulation={job.config.accumulation}: batch norms see one piece at a time, which is"
-            " made of other samples with other numbers of workers; verified without"
+            f"accumulation={job.config.accumulation}: batch norms see one micro-batch at a time,"
+            " whose samples depend on the number of workers; verified without"
         )
     return notes
 
 
-def switch_dropout_off(net: nn.Module) -> int:
-    """Sets p of all dropout layers to 0; how many there were."""
+def switch_dropout_off(model: nn.Module) -> int:
+    """Set p of all dropout layers to 0, and return how many there were."""
     count = 0
-    for layer in net.modules():
+    for layer in model.modules():
         if isinstance(layer, _DropoutNd) and layer.p:
             layer.p, count = 0.0, count + 1
         elif isinstance(layer, nn.MultiheadAttention) and layer.dropout:
@@ -128,30 +130,34 @@ def switch_dropout_off(net: nn.Module) -> int:
 # Steps
 
 
-def _steps(job: Job, plan: Plan, book: "_Book") -> Iterator[Step]:
+def _steps(job: Job, plan: Plan, reference: "_Reference") -> Iterator[Step]:
+    """Take the steps of the plan and yield their losses and gradients."""
     trainer, clock = job.trainer, Clock()
     gradient: dict[str, Tensor] = {}
-    optimizer: Any = trainer.optimizer  # of which one method is replaced for this step
+    # `Any`, because a method of the object is replaced.
+    optimizer: Any = trainer.optimizer
     apply = optimizer.apply
 
-    def look_and_apply() -> None:
-        gradient.update(mean_gradients(trainer.net, trainer.optimizer))
+    def record_and_apply() -> None:
+        gradient.update(mean_gradients(trainer.model, trainer.optimizer))
         apply()
 
-    optimizer.apply = look_and_apply
+    optimizer.apply = record_and_apply
     for number, batch in enumerate(_batches(job, plan.batches), 1):
         agree.everyone(job.world, partial(trainer.task.check_targets, batch, job.loaders["train"]))
         mine = step(trainer, batch, sum(agree.gather(job.world, batch.weight)), clock)
         total = job.after_step.exchange(StepReport(mine, batch.weight)).tally
         if job.ema is not None:
             job.ema.update()
-        yield Step(loss=total.score().loss, gradient=book.enter(f"gradient-{number}", gradient))
+        yield Step(
+            loss=total.score().loss, gradient=reference.enter(f"gradient-{number}", gradient)
+        )
         gradient.clear()
     del optimizer.apply
 
 
 def _batches(job: Job, sizes: tuple[int, ...]) -> Iterator[Batch]:
-    """Of these sizes, cut where an epoch ends."""
+    """Yield batches of these sizes, truncated at the end of an epoch."""
     loader = job.loaders["train"]
     loader.batch = sizes[0]
     batches = loader.batches(0, sum(sizes) + len(sizes) * loader.num_samples)
@@ -159,38 +165,40 @@ def _batches(job: Job, sizes: tuple[int, ...]) -> Iterator[Batch]:
         batch = next(batches)
         loader.batch = following
         yield batch
-    batches.close()  # type: ignore[attr-defined]  # a generator
+    # It is a generator, though its type is Iterator.
+    batches.close()  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
-def mean_gradients(net: nn.Module, optimizer: Any) -> dict[str, Tensor]:
-    """After `reduce_gradients`, on all ranks together: what the update will use, by name, as
-    copies."""
+def mean_gradients(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
+    """Return copies of the gradients that the update will use, by name.
+
+    All ranks call it together, after `reduce_gradients`.
+    """
     shared = optimizer.owners
     if shared is None:
-        trained = [(name, each.grad) for name, each in net.named_parameters() if each.requires_grad]
-        return {
-            name: gradient.to_dense().clone() for name, gradient in trained if gradient is not None
-        }
+        trained = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+        gradients = [(name, each.grad) for name, each in trained]
+        return {name: each.to_dense().clone() for name, each in gradients if each is not None}
     together = {name: torch.zeros_like(parameter) for name, parameter in shared.named}
-    for piece in shared.own_pieces:
-        name, parameter = shared.named[piece.number]
+    for span in shared.own_ranges:
+        name, parameter = shared.named[span.number]
         if parameter.grad is not None:
             laid_out = _in_memory(torch.empty_like(parameter).copy_(parameter.grad))
-            _in_memory(together[name])[piece.start : piece.end] = laid_out[piece.start : piece.end]
+            _in_memory(together[name])[span.start : span.end] = laid_out[span.start : span.end]
     for tensor in together.values():
         dist.all_reduce(_in_memory(tensor))
     return together
 
 
 def _in_memory(tensor: Tensor) -> Tensor:
-    """One-dimensional, as it lies."""
+    """Return a flat view in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _alike(job: Job, step: int) -> str:
-    """How the ranks' weights differ from each other, if they do."""
-    fingerprint = Fingerprint(job.trainer.net, job.world, shared=job.shares_weights)
+    """Return how the weights of the ranks differ; "" if they do not."""
+    fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
     fingerprint.start(step)
     try:
         fingerprint.finish()
@@ -200,33 +208,35 @@ def _alike(job: Job, step: int) -> str:
 
 
 def _evaluate(job: Job, count: int) -> Score:
-    """On some of the validation part."""
-    parts = replace(job.parts, validation=job.parts.validation.first(count))
+    """Return the score of the first `count` samples of the validation split."""
+    splits = replace(job.splits, validation=job.splits.validation.first(count))
     loaders = make_loaders(
-        job.config, parts, job.world, job.out, next(job.trainer.net.parameters()).device
+        job.config, splits, job.world, job.out, next(job.trainer.model.parameters()).device
     )
-    mirror = job.config.evaluation.flip
     return evaluate(
-        job.evaluated_net,
+        job.evaluated_model,
         loaders["validation"],
         job.trainer.to_input,
         job.trainer.task,
-        mirror=mirror,
+        flip=job.config.evaluation.flip,
     )
 
 
-# Comparing
+# Comparison
 
 
-class _Book:
-    """Keeps the reference's tensors, or holds others against them."""
+class _Reference:
+    """Storage of the reference's tensors, and comparison of others with them.
+
+    Only the rank with `writes` stores and compares.
+    """
 
     def __init__(self, folder: Path, tolerance: float, writes: bool) -> None:
         self.folder, self.tolerance, self.is_open = folder, tolerance, writes
         self.is_reference = not (folder / "whole").exists()
 
     def enter(self, name: str, tensors: Tensors) -> Compared:
-        """Rank 0's answer is the one that counts."""
+        """Store or compare tensors under a name; only rank 0's result counts."""
         if not self.is_open:
             return Compared(size=0.0)
         floating = {key: each.detach() for key, each in tensors.items() if each.is_floating_point()}
@@ -237,34 +247,41 @@ class _Book:
         return Compared(size=size_of(floating.values()))
 
     def close(self) -> None:
-        """From now on there is a whole reference."""
+        """Mark the reference as complete."""
         if self.is_open:
             (self.folder / "whole").touch()
 
 
 def compare(reference: Tensors, found: Tensors, tolerance: float) -> Compared:
-    """Each tensor of `found` against that of the same name; in the order of `found`, which is the
-    net's."""
+    """Compare each tensor of `found` with that of the same name in `reference`.
+
+    The order is that of `found`, which is the order of the model.
+    """
     floor = max(_FLOOR * size_of(reference.values()), 1e-300)
-    differences = [
-        _difference(name, reference, found, floor) for name in dict.fromkeys([*found, *reference])
-    ]
-    beyond = [each for each in differences if not each.relative <= tolerance]  # NaN is beyond, too
+    names = dict.fromkeys([*found, *reference])
+    differences = [_difference(name, reference, found, floor) for name in names]
+    # NaN is beyond the tolerance, too.
+    beyond = [each for each in differences if not each.relative <= tolerance]
     return Compared(
         size=size_of(found.values()),
-        worst=max(
-            differences,
-            key=lambda each: (each.relative != each.relative, each.relative),
-            default=None,
-        ),
+        worst=max(differences, key=_badness, default=None),
         first=beyond[0] if beyond else None,
         beyond=len(beyond),
         of=len(differences),
     )
 
 
+def _badness(difference: Difference) -> tuple[bool, float]:
+    """Return a key for sorting by difference, NaN last."""
+    return math.isnan(difference.relative), difference.relative
+
+
 def _difference(name: str, reference: Tensors, found: Tensors, floor: float) -> Difference:
-    """A tensor that one of the two does not have counts as zeros: a gradient that nobody computed."""
+    """Return the difference of one tensor.
+
+    A tensor that one side does not have counts as zeros, such as the gradient of an unused
+    parameter.
+    """
     some = found[name].cpu() if name in found else reference[name]
     theirs, ours = (
         each[name].cpu() if name in each else torch.zeros_like(some) for each in (reference, found)
@@ -281,7 +298,7 @@ def _difference(name: str, reference: Tensors, found: Tensors, floor: float) -> 
 
 
 def size_of(tensors: Iterable[Tensor]) -> float:
-    """The root of the mean square of all elements."""
+    """Return the root of the mean square of all elements."""
     squares, count = 0.0, 0
     for tensor in tensors:
         squares, count = squares + float(tensor.double().square().sum()), count + tensor.numel()

@@ -1,4 +1,4 @@
-"""A checkpoint that rank 0 has read, on all ranks: tensors travel as tensors.
+"""Broadcasting a checkpoint that rank 0 has read to all ranks, tensor by tensor.
 
 ```
 names, types, shapes, state    one object, broadcast by torch
@@ -45,18 +45,21 @@ def broadcast_snapshot(world: World, snapshot: Snapshot | None) -> Snapshot | No
 
 
 def _outline(snapshot: Snapshot) -> _Outline:
+    """Return the snapshot without the values of its tensors."""
     weights, optimizer = _layouts(snapshot.weights), _layouts(snapshot.optimizer)
     return _Outline(snapshot.samples, weights, optimizer, snapshot.state)
 
 
 def _layouts(tensors: Tensors) -> list[_Layout]:
+    """Return name, type and shape of each tensor."""
     return [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
 
 
 def _broadcast(layouts: list[_Layout], mine: Tensors | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield names and tensors of rank 0; `mine` are rank 0's tensors, else None."""
     for name, dtype, shape in layouts:
         tensor = torch.empty(shape, dtype=dtype) if mine is None else mine[name].contiguous()
         if tensor.numel():
-            # As bytes: a group need not know the type.
+            # As bytes, because a process group need not support the type.
             dist.broadcast(tensor.view(-1).view(torch.uint8), 0)
         yield name, tensor

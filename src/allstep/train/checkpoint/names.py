@@ -1,13 +1,14 @@
 """Names in a folder of checkpoints.
 
 ```
-000000055000                     a checkpoint: samples seen, in 12 digits or more, no further zero in front
+000000055000                     a checkpoint: samples seen, at least 12 digits, padded with zeros
 .000000110000.4711-88231         being written by process 4711, started at clock tick 88231 ...
 .000000055000.4711-88231.gone    ... or being removed by it
 ```
 
-Digits are 0 to 9. `str.isdigit` accepts others, such as "²" or Arabic ones, which `int` refuses or
-reads as a number that another folder has, too. No torch in here: a launcher can afford it.
+Digits are 0 to 9. `str.isdigit` also accepts others, such as "²" or Arabic ones, which `int`
+refuses or reads as the number of another folder. This module needs no torch, so a launcher can
+import it.
 """
 
 import os
@@ -25,7 +26,7 @@ def number_of(name: str) -> int | None:
 
 
 def name_of(samples: int) -> str:
-    """Return the name of the checkpoint after so many samples."""
+    """Return the name of the checkpoint after `samples` samples."""
     return f"{samples:012}"
 
 
@@ -35,13 +36,15 @@ def hidden_name(name: str) -> str:
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a hidden name belongs to no running process, or to this one, which writes one at a
-    time."""
+    """Return whether a hidden name belongs to no running writer.
+
+    A name of this process counts as left over, because it writes one checkpoint at a time.
+    """
     found = _HIDDEN.fullmatch(name)
     if found is None:
         return False
     pid, started = int(found[1]), found[2]
-    # The time tells a process from an earlier one with the same pid: in containers they repeat.
+    # The start time distinguishes processes with the same pid, which repeat in containers.
     return (
         pid == os.getpid()
         or (now := _started(pid)) is None
@@ -50,7 +53,7 @@ def is_left_over(name: str) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """Clock ticks from the boot to the start of a process; None when there is none."""
+    """Return the clock ticks from boot to the start of a process; None if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         # Field 22. The name, field 2, may contain spaces and parentheses.

@@ -1,14 +1,15 @@
-"""An optimizer's state as tensors by name and plain numbers, and back: what a checkpoint can hold
-without pickle.
+"""Conversion of an optimizer's state to named tensors and plain numbers, for a checkpoint without
+pickle, and back.
 
-torch numbers an optimizer's parameters in the order in which it got them. Here they have the names
-of the net, so that a state that does not fit says which parameter it is about.
+torch numbers the parameters of an optimizer in their order. A checkpoint uses the names of the
+model instead, so that an error can name the parameter that does not fit.
 
-    state_dict()["state"][3]["momentum_buffer"]      <->
-    tensors["features.0.weight/momentum_buffer"] state_dict()["state"][3]["step"], a tensor
-    <->  tensors["features.0.weight/step"] state_dict()["state"][3]["flag"] = True          <->
-    numbers["values"]["features.0.weight/flag"] state_dict()["param_groups"][0]["lr"]            <->
-    numbers["groups"][0]["lr"]
+```
+state_dict()["state"][3]["momentum_buffer"]    <-> tensors["features.0.weight/momentum_buffer"]
+state_dict()["state"][3]["step"], a tensor     <-> tensors["features.0.weight/step"]
+state_dict()["state"][3]["flag"] = True        <-> numbers["values"]["features.0.weight/flag"]
+state_dict()["param_groups"][0]["lr"]          <-> numbers["groups"][0]["lr"]
+```
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +20,17 @@ import torch
 from allstep.errors import CheckpointError
 
 _PLAIN = (bool, int, float, str, type(None))
-LARGEST = 1e30
-"""Of any setting. Not a number, or infinite, is beyond it, too."""
+MAX_VALUE = 1e30
+"""Upper limit of any setting; NaN and infinity are beyond it, too."""
 
 
 def flatten(
     state: Mapping[str, Any], names: Sequence[str]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """`state`, an optimizer's state_dict(), as tensors by name and plain values. names: of its
-    parameters, in its order."""
+    """Return an optimizer's state_dict() as tensors by name and plain values.
+
+    `names` are the names of its parameters in the optimizer's order.
+    """
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, Any] = {}
     for number, entries in state["state"].items():
@@ -37,16 +40,18 @@ def flatten(
                 tensors[place] = value
             else:
                 values[place] = _plain(place, value)
-    groups = [
-        {key: _plain(key, value) for key, value in group.items()} for group in state["param_groups"]
-    ]
+    param_groups = state["param_groups"]
+    groups = [{key: _plain(key, value) for key, value in each.items()} for each in param_groups]
     return tensors, {"names": list(names), "values": values, "groups": groups}
 
 
 def restore(
     tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
-    """What `load_state_dict` takes. Raises CheckpointError when it belongs to other parameters."""
+    """Return the argument of `load_state_dict` from what `flatten` returned.
+
+    Raise CheckpointError if the state belongs to other parameters than `names`.
+    """
     if list(numbers["names"]) != list(names):
         raise CheckpointError(
             "the optimizer's state belongs to other parameters:"
@@ -62,57 +67,55 @@ def restore(
 
 
 def is_like(value: Any, usual: Any) -> bool:
-    """Return whether a setting is of the kind of another:
+    """Return whether a setting has the type of another one.
 
-    None and switches, numbers, or as many numbers.
+    The types are: switch or None, finite number, as many elements of the same types, any other
+    type.
     """
     if isinstance(usual, list | tuple):
-        return (
-            isinstance(value, list | tuple)
-            and len(value) == len(usual)
-            and all(map(is_like, value, usual))
-        )
+        is_as_long = isinstance(value, list | tuple) and len(value) == len(usual)
+        return is_as_long and all(map(is_like, value, usual))
     if isinstance(usual, bool | None):
         return isinstance(value, bool | None)
     if isinstance(usual, int | float):
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-        )
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and abs(value) <= MAX_VALUE
     return isinstance(value, type(usual))
 
 
 def _plain(place: str, value: Any) -> Any:
+    """Return a setting as plain values; raise CheckpointError if that is not possible."""
     if isinstance(value, list | tuple):
         return [_plain(place, each) for each in value]
-    if isinstance(value, torch.Tensor) and value.ndim == 0:  # a rate that is kept as a tensor
+    # A learning rate may be stored as a tensor.
+    if isinstance(value, torch.Tensor) and value.ndim == 0:
         return value.item()
     if isinstance(value, _PLAIN):
         return value
     raise CheckpointError(
-        f"the optimizer keeps a {type(value).__name__} in {place!r}: a checkpoint holds tensors and"
-        " numbers"
+        f"the optimizer's state has a {type(value).__name__} in {place!r}: a checkpoint can hold"
+        " only tensors and numbers"
     )
 
 
 def _tuples(value: Any) -> Any:
-    """JSON knows no tuples; Adam's betas are one, and parameter numbers are a list of any length."""
-    return (
-        tuple(value)
-        if isinstance(value, list) and all(isinstance(each, float) for each in value)
-        else value
-    )
+    """Return a list of floats as a tuple, other values unchanged.
+
+    JSON has no tuples. Adam's betas are a tuple; parameter numbers are a list.
+    """
+    is_floats = isinstance(value, list) and all(isinstance(each, float) for each in value)
+    return tuple(value) if is_floats else value
 
 
 def _difference(saved: Sequence[str], names: Sequence[str]) -> str:
-    gone, new = (
-        [name for name in saved if name not in names],
-        [name for name in names if name not in saved],
-    )
-    if not gone and not new:
+    """Return which parameter names only the checkpoint or only the model has."""
+    missing = [name for name in saved if name not in names]
+    new = [name for name in names if name not in saved]
+    if not missing and not new:
         return "they are the same, in another order"
     some = [
         f"only {where} has {', '.join(which[:3])}{' ...' if len(which) > 3 else ''}"
-        for where, which in (("the checkpoint", gone), ("the net", new))
+        for where, which in (("the checkpoint", missing), ("the model", new))
         if which
     ]
     return "; ".join(some)

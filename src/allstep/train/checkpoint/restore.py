@@ -1,4 +1,4 @@
-"""From a checkpoint back to a net and its optimizer: what does not fit is said by name."""
+"""Loading a checkpoint into a model and its optimizer; errors name the tensors that do not fit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,88 +12,93 @@ from allstep.train.checkpoint.files import Snapshot, Tensors
 from allstep.train.checkpoint.names import name_of
 from allstep.train.step.ema import Average
 
-AVERAGE = "/average"
-"""Ends the name of a tensor of the moving average, among those of the optimizer."""
+EMA_SUFFIX = "/average"
+"""End of the names of the EMA's tensors, which are stored among those of the optimizer."""
 
 
-def load_weights(net: nn.Module, weights: Tensors, where: str = "the checkpoint") -> None:
-    """The checkpoint's weights.
+def load_weights(model: nn.Module, weights: Tensors, where: str = "the checkpoint") -> None:
+    """Load the checkpoint's weights into `model`.
 
-    Raises CheckpointError with the tensors that differ when it is of another net.
+    `where` names the checkpoint in errors. Raise CheckpointError with the tensors that differ if
+    the checkpoint is of another model.
     """
-    ours, theirs = net.state_dict(), weights
+    ours, theirs = model.state_dict(), weights
     if problems := list(differences(ours, theirs)):
-        some = "; ".join(problems[:4]) + (
-            f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
-        )
-        raise CheckpointError(f"{where}: belongs to another net: {some}")
-    net.load_state_dict(dict(theirs))
+        more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+        some = "; ".join(problems[:4]) + more
+        raise CheckpointError(f"{where}: belongs to another model: {some}")
+    model.load_state_dict(dict(theirs))
 
 
 def differences(ours: Tensors, theirs: Tensors) -> list[str]:
-    """In which tensors two nets differ, in words."""
-    words = [f"the checkpoint has no {name}" for name in ours if name not in theirs]
-    words += [f"the net has no {name}" for name in theirs if name not in ours]
+    """Return one line per tensor in which a model and a checkpoint differ."""
+    lines = [f"the checkpoint has no {name}" for name in ours if name not in theirs]
+    lines += [f"the model has no {name}" for name in theirs if name not in ours]
     for name in ours:
         if name in theirs and (ours[name].shape, ours[name].dtype) != (
             theirs[name].shape,
             theirs[name].dtype,
         ):
-            words.append(
+            lines.append(
                 f"{name} is {_like(theirs[name])} in the checkpoint and {_like(ours[name])} in"
-                " the net"
+                " the model"
             )
-    return words
+    return lines
 
 
 def _like(tensor: torch.Tensor) -> str:
+    """Return type and shape of a tensor as text."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def averaged_weights(snapshot: Snapshot) -> Tensors:
-    """The moving average of the weights, or nothing where the run had none."""
+    """Return the EMA of the weights; empty if the run had none."""
     return {
-        name.removesuffix(AVERAGE): tensor
+        name.removesuffix(EMA_SUFFIX): tensor
         for name, tensor in snapshot.optimizer.items()
-        if name.endswith(AVERAGE)
+        if name.endswith(EMA_SUFFIX)
     }
 
 
 def optimizer_tensors(snapshot: Snapshot) -> Tensors:
-    """The optimizer's own."""
+    """Return the optimizer's tensors, without those of the EMA."""
     return {
-        name: tensor for name, tensor in snapshot.optimizer.items() if not name.endswith(AVERAGE)
+        name: tensor for name, tensor in snapshot.optimizer.items() if not name.endswith(EMA_SUFFIX)
     }
 
 
-def with_weights(net: nn.Module, snapshot: Snapshot, where: str = "the checkpoint") -> nn.Module:
-    """A net that is evaluated as the checkpoint's was: with its weights, or with their moving
-    average where there is one."""
-    load_weights(net, snapshot.weights, where)
+def with_weights(model: nn.Module, snapshot: Snapshot, where: str = "the checkpoint") -> nn.Module:
+    """Return a model for evaluation, with the checkpoint's weights or their EMA where there is one.
+
+    `model` is changed. `where` names the checkpoint in errors.
+    """
+    load_weights(model, snapshot.weights, where)
     averaged = averaged_weights(snapshot)
     if not averaged:
-        return net
-    average = Average(net, decay=0.5)
+        return model
+    average = Average(model, decay=0.5)
     average.load(averaged, updates=0)
-    return average.net
+    return average.model
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
-    """Load the checkpoint's state into an optimizer that is not yet shared out.
+    """Load the checkpoint's state into an optimizer.
 
-    CheckpointError when it does not fit.
+    The state of the optimizer must not be distributed over ranks yet. Raise CheckpointError if the
+    state does not fit.
     """
     try:
         _load(optimizer, snapshot)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(
-            f"checkpoint {name_of(snapshot.samples)}: the optimizer's state does not fit ({words});"
-            " move that checkpoint away to continue from the one before"
+            f"checkpoint {name_of(snapshot.samples)}: the optimizer's state does not fit"
+            f" ({reason}); move that checkpoint away to resume from the one before"
         ) from error
 
 
 def _load(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
+    """Load the state; raise an error of any type if it does not fit."""
     names = parameter_names(optimizer.state_dict())
     state = optimizer_state.restore(optimizer_tensors(snapshot), snapshot.state["optimizer"], names)
     for ours, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
@@ -102,15 +107,13 @@ def _load(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
     for parameter, entries in optimizer.state.items():
         for key, value in entries.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                # Laid out like it, as before: sums add in that order.
-                entries[key] = torch.empty_like(
-                    parameter, dtype=value.dtype, requires_grad=False
-                ).copy_(value)
+                # Same memory layout as the parameter, as before, since sums add in that order.
+                like = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+                entries[key] = like.copy_(value)
 
 
 def _check_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """TypeError for a setting of the checkpoint's optimizer that is not of the kind that this
-    optimizer has."""
+    """Raise TypeError if a setting in the checkpoint has another type than the optimizer's."""
     for name in ours.keys() - {"params", "param_names"}:
         value, found = ours[name], theirs.get(name, ours[name])
         if not optimizer_state.is_like(found, value):
@@ -118,5 +121,5 @@ def _check_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
 
 
 def parameter_names(state: Mapping[str, Any]) -> list[str]:
-    """Names of the parameters in the order of an optimizer's state_dict."""
+    """Return the names of the parameters in the order of an optimizer's state_dict."""
     return [name for group in state["param_groups"] for name in group["param_names"]]

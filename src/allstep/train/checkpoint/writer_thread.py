@@ -1,22 +1,21 @@
-"""Saves checkpoints beside the training: a step pays for a copy of the tensors, a thread does the
-rest.
+"""Saving checkpoints during training: a step only waits for a copy of the tensors, a thread writes.
 
 ```
 training  ──step──step──[copy]──step──step──step──[copy]──step──
-                          └──> writer: hash, write, fsync, rename, remove old ones, tell
+                          └──> writer: hash, write, fsync, rename, remove old ones, report
 ```
 
-One is written at a time. If the disk is so slow that the next one comes before the last is done,
-the newest waits and replaces one that waited, unless that is the best one.
+One checkpoint is written at a time. If the disk is so slow that the next one is ready before the
+last is written, the newest waits and replaces one that waited, unless that is the best one.
 
-The last `keep` checkpoints stay, and the best one: the newest best that is on the disk, however
-many came after it that could not be written. A best one that the disk does not take is kept in
-memory and tried again before the next. Whatever goes wrong costs that checkpoint, and nothing else:
-what was there stays, the run goes on, and whoever listens is told. Weights that are not finite are
-not written: the last good ones stay.
+The last `keep` checkpoints are kept, plus the best one: the newest best that is on the disk,
+however many later ones could not be written. A best one that could not be written is kept in memory
+and tried again before the next. Any error costs only that checkpoint: earlier checkpoints are kept,
+the run continues, and the error is reported to `on_saved`. Weights that are not finite are not
+written, so the last good ones are kept.
 
-Checkpoints with a larger number than the one just written are of a former life of the run (damaged
-ones, since it went on from further back). They count for nothing, and go.
+Checkpoints with a larger number than the one just written are from before the run was resumed from
+an older one; they were damaged then. They do not count, and are removed.
 """
 
 import contextlib
@@ -36,60 +35,71 @@ from allstep.train.checkpoint.files import Snapshot, Tensors
 from allstep.train.checkpoint.names import number_of
 
 PAUSES = (1.0, 2.0, 4.0)
-"""Seconds between the attempts to write what must be written."""
+"""Seconds between the attempts of `write_or_retry`."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint was written, or could not be."""
+    """Outcome of an attempt to write a checkpoint."""
 
     samples: int
     path: Path | None
+    """Path of the checkpoint; None if it could not be written."""
     error: Exception | None = None
+    """Reason why it could not be written."""
     seconds: float = 0.0
-    """That writing it took."""
+    """Duration of writing."""
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Pending:
+    """A snapshot to write."""
+
     snapshot: Snapshot
     best: bool
+    """True if it has the best validation score so far."""
 
 
 class Saver:
-    """Writes into `folder` (one process only, rank 0). `tell` is called from the writer's thread,
-    once for each attempt.
+    """Thread that writes checkpoints into `folder`; used by one process only, rank 0.
 
-    find_broken: names a tensor that must not be written, if there is one.
+    `keep` is the number of recent checkpoints to keep, besides the best one. `on_saved` is called
+    from the thread, once for each attempt. `find_broken` returns the name of a tensor that must not
+    be written, or None.
     """
 
     def __init__(
         self,
         folder: Path,
         keep: int = 3,
-        tell: Callable[[Saved], None] = lambda saved: None,
+        on_saved: Callable[[Saved], None] = lambda saved: None,
         find_broken: Callable[[Tensors], str | None] = lambda weights: None,
     ) -> None:
-        self.folder, self.keep, self.tell, self.find_broken = folder, keep, tell, find_broken
+        self.folder, self.keep, self.on_saved, self.find_broken = (
+            folder,
+            keep,
+            on_saved,
+            find_broken,
+        )
         self.best: int | None = None
-        """Samples of the checkpoint on disk that must stay, whatever comes."""
+        """Samples of the best checkpoint on disk, which is not removed."""
         self.last: int | None = None
-        """Samples of the newest one that was written."""
-        # Checkpoints of a folder that was moved away must not land in another run's that has its
-        # name now.
+        """Samples of the newest checkpoint that was written."""
+        # If the run folder is moved away and another run's folder gets its name, nothing may be
+        # written there.
         self._identity = _identity(folder.parent)
-        self._waiting: list[_Asked] = []
-        self._refused: list[_Asked] = []
+        self._waiting: list[_Pending] = []
+        self._failed_best: list[_Pending] = []
         self._ending = False
         self._changed = threading.Condition()
         with contextlib.suppress(OSError):
-            # Also where this run writes none: it may have been killed while it removed an old one.
+            # Sweep now, because a run that was killed while it removed a checkpoint may write none.
             checkpoint.sweep(folder)
         self._thread = threading.Thread(target=self._work, name="allstep-saver", daemon=True)
         self._thread.start()
 
     def save(self, snapshot: Snapshot, best: bool = False) -> None:
-        """Copies the tensors now and writes them soon."""
+        """Copy the tensors now, and have the thread write them."""
         copied = replace(
             snapshot, weights=_copy(snapshot.weights), optimizer=_copy(snapshot.optimizer)
         )
@@ -99,76 +109,82 @@ class Saver:
                     f"{self.folder}: the thread that writes checkpoints has ended; nothing would be"
                     " saved"
                 )
-            before = [] if best else [each for each in self._refused + self._waiting if each.best]
-            self._waiting, self._refused = [*before[-1:], _Asked(copied, best)], []
+            before = (
+                [] if best else [each for each in self._failed_best + self._waiting if each.best]
+            )
+            self._waiting, self._failed_best = [*before[-1:], _Pending(copied, best)], []
             self._changed.notify()
 
     def close(self) -> None:
-        """Waits until all is written, or was tried."""
+        """Wait until all pending checkpoints have been written or have failed."""
         with self._changed:
             self._ending = True
             self._changed.notify()
         self._thread.join()
 
-    def insist(self, snapshot: Snapshot) -> Saved:
-        """After `close`: writes `snapshot` here and now; while the disk does not take it, again and
-        again for some seconds.
+    def write_or_retry(self, snapshot: Snapshot) -> Saved:
+        """Write `snapshot` in this thread, after `close`, and retry for some seconds on OSError.
 
-        A failure is told by the return value alone.
+        A success is also reported to `on_saved`; a failure is only returned.
         """
-        is_best = any(each.snapshot.samples == snapshot.samples for each in self._refused)
+        is_best = any(each.snapshot.samples == snapshot.samples for each in self._failed_best)
         for pause in (*PAUSES, None):
-            best_first = [each for each in self._refused if not is_best]
-            *_, saved = [self._write(each) for each in [*best_first, _Asked(snapshot, is_best)]]
+            best_first = [each for each in self._failed_best if not is_best]
+            *_, saved = [self._write(each) for each in [*best_first, _Pending(snapshot, is_best)]]
             if pause is None or not isinstance(saved.error, OSError):
                 break
             time.sleep(pause)
         if saved.path is not None:
-            self.tell(saved)
+            self.on_saved(saved)
         return saved
 
     def _work(self) -> None:
-        while (asked := self._take()) is not None:
-            self.tell(self._write(asked))
+        """Write pending checkpoints until the end (the code of the thread)."""
+        while (pending := self._take()) is not None:
+            self.on_saved(self._write(pending))
 
-    def _take(self) -> _Asked | None:
-        """The one that waits, as soon as there is one; None at the end."""
+    def _take(self) -> _Pending | None:
+        """Wait for the next pending checkpoint and return it; return None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending)
             return self._waiting.pop(0) if self._waiting else None
 
-    def _write(self, asked: _Asked) -> Saved:
-        snapshot, started = asked.snapshot, time.monotonic()
+    def _write(self, pending: _Pending) -> Saved:
+        """Write a checkpoint and remove outdated ones; return the outcome."""
+        snapshot, started = pending.snapshot, time.monotonic()
         try:
-            if self._identity is not None and _identity(self.folder.parent) != self._identity:
-                raise OSError(
-                    errno.ESTALE,
-                    "the run's folder was moved or replaced by another",
-                    str(self.folder.parent),
-                )
+            self._check_folder()
             if broken := self.find_broken(snapshot.weights):
                 raise ValueError(f"{broken} is not finite")
             path = checkpoint.write(self.folder, snapshot)
-        except Exception as error:  # also memory that is short: the next one may do better
-            if asked.best and isinstance(error, OSError):
+        except Exception as error:
+            # Any error, also a lack of memory: the next attempt may succeed.
+            if pending.best and isinstance(error, OSError):
                 with self._changed:
-                    self._refused = [asked]
+                    self._failed_best = [pending]
             return Saved(snapshot.samples, None, error)
-        self._note(asked)
+        self._record(pending)
         self._tidy()
         return Saved(snapshot.samples, path, seconds=time.monotonic() - started)
 
-    def _note(self, written: _Asked) -> None:
-        self.last = max(
-            written.snapshot.samples, self.last or 0
-        )  # a best one that was refused comes late
+    def _check_folder(self) -> None:
+        """Raise OSError if the run folder is no longer the one in which the run started."""
+        folder = self.folder.parent
+        if self._identity is not None and _identity(folder) != self._identity:
+            moved = "the run's folder was moved or replaced by another"
+            raise OSError(errno.ESTALE, moved, str(folder))
+
+    def _record(self, written: _Pending) -> None:
+        """Record a checkpoint that was written as the last one, and as the best if it is."""
+        # A best one that could not be written at first may come after a newer one.
+        self.last = max(written.snapshot.samples, self.last or 0)
         if written.best:
             self.best = written.snapshot.samples
             with self._changed:
-                self._refused = []
+                self._failed_best = []
 
     def _tidy(self) -> None:
-        """Removes what nobody needs."""
+        """Remove outdated checkpoints."""
         assert self.last is not None
         with contextlib.suppress(OSError):
             for old in outdated(checkpoint.written(self.folder), self.last, self.keep, self.best):
@@ -176,7 +192,7 @@ class Saver:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another of its name; None where there is none."""
+    """Return device and inode of a folder, or None if it does not exist."""
     try:
         found = folder.stat()
     except FileNotFoundError:
@@ -185,29 +201,32 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 
 def outdated(newest_first: Sequence[Path], last: int, keep: int, best: int | None) -> list[Path]:
-    """Those beyond the `keep` up to `last` that are not the best, and those after `last`."""
+    """Return the checkpoints to remove.
+
+    These are the ones after `last`, and up to `last` all but the newest `keep` and the best.
+    """
     later = [path for path in newest_first if (number_of(path.name) or 0) > last]
     return later + [
         path for path in newest_first[len(later) :][keep:] if number_of(path.name) != best
     ]
 
 
-def first_not_finite(net: nn.Module, weights: Tensors | None = None) -> str | None:
-    """The name of the first tensor in which there is something else than numbers: of `weights`,
-    else of the net as it is.
+def first_not_finite(model: nn.Module, weights: Tensors | None = None) -> str | None:
+    """Return the name of the first tensor with NaN or infinity, or None.
 
-    Parameters and what norms keep are looked at. Other buffers are the user's: a mask may hold
-    infinities.
+    The tensors are `weights`, by default the model's own. Only parameters and running statistics of
+    norms are checked: other buffers are the user's, and for example a mask may hold infinities.
     """
-    weights = net.state_dict() if weights is None else weights
-    norms = {name for name, module in net.named_modules() if isinstance(module, _NormBase)}
-    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+    weights = model.state_dict() if weights is None else weights
+    norms = {name for name, module in model.named_modules() if isinstance(module, _NormBase)}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, tensor in weights.items():
-        looked_at = name in parameters or name.rpartition(".")[0] in norms
-        if looked_at and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        is_checked = name in parameters or name.rpartition(".")[0] in norms
+        if is_checked and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             return name
     return None
 
 
 def _copy(tensors: Tensors) -> Tensors:
+    """Return copies of the tensors."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""What a run is: its keys, where their values come from, and whether they fit together.
+"""The config of a run: its keys, the origin of their values, and checks that they fit together.
 
-May import: nothing else in `train`. Start with `run_config`, then `read`.
+It may import nothing else in `train`. Start reading at `run_config`, then `read`.
 """

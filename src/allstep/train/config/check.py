@@ -1,8 +1,8 @@
-"""Keys of a config that must fit each other, or this machine: what pydantic cannot see, told before
-anything is started.
+"""Checks that the keys of a config fit each other and this machine, before a run starts.
 
-Each check is one line for the user, with the figures. What needs the data is in `run.prepare`.
-`notes` are for runs that can run, and perhaps not as their user thinks.
+pydantic checks single keys. Each check here raises a message of one line with the values. Checks
+that need the data are in `run.prepare`. `notes` returns hints for a run that can start, but may not
+do what its user expects.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +14,19 @@ from allstep.models.by_name import check_name, check_options
 from allstep.train.config.num_workers import count_gpus
 from allstep.train.config.read import warmup_that_fits
 from allstep.train.config.recipes import RECIPES, SMALLEST
-from allstep.train.config.run_config import NEUTRAL, ResolvedConfig, RunConfig, usual_batch
+from allstep.train.config.run_config import NEUTRAL, ResolvedConfig, RunConfig
+from allstep.train.config.usual_batch import usual_batch
 
 _FEW_UPDATES = 8
-"""In an epoch: with fewer even 100 epochs are less than 800 updates, hardly what a user wants."""
+"""Updates in an epoch: with fewer, even 100 epochs are less than 800 updates, which is rarely
+intended."""
 
 
 def check_config(config: RunConfig, num_workers: int | None = None) -> None:
-    """ConfigError when no data could make this a run that can run.
+    """Raise ConfigError if the run cannot start with any data.
 
-    What is said of the batch is checked when the batch is known: it may depend on the number of
-    workers.
+    Keys that depend on the batch are checked only if the batch is known: with `batch_per_worker` it
+    depends on `num_workers`.
     """
     check_name(config.model.name)
     check_options(config.model.name, config.model.options)
@@ -33,7 +35,7 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
     if config.batch_per_worker is not None and num_workers is None:
         return
     resolved = config.resolved(num_workers or 1)
-    for check_resolved in (_ghost, _pieces, _schedule, _growth):
+    for check_resolved in (_ghost, _check_micro_batches, _schedule, _growth):
         check_resolved(resolved)
     _single_samples(resolved, num_workers or 1)
     if num_workers is not None:
@@ -41,8 +43,10 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
 
 
 def check_batch(config: ResolvedConfig, num_train: int) -> None:
-    """ConfigError when there are fewer training samples than the run wants at once; a smaller set
-    is just what `overfit` asks for."""
+    """Raise ConfigError if the batch, or `overfit`, exceeds the `num_train` training samples.
+
+    With `overfit` the batch may exceed them: training on few samples is its purpose.
+    """
     if config.overfit is not None:
         if config.overfit > num_train:
             raise ConfigError(
@@ -51,14 +55,16 @@ def check_batch(config: ResolvedConfig, num_train: int) -> None:
             )
     elif config.batch > num_train:
         raise ConfigError(
-            f"config key 'batch': a batch of {config.batch} is larger than the training set, which"
-            f" has {num_train} samples"
+            f"config key 'batch': a batch of {config.batch} is larger than the training split,"
+            f" which has {num_train} samples"
         )
 
 
 def notes(config: ResolvedConfig, num_workers: int, num_train: int) -> list[str]:
-    """What the user should know about a run that is about to start; `num_train`: samples of an
-    epoch."""
+    """Return hints for the user about a run that is about to start, one line each.
+
+    `num_train` is the number of samples of an epoch.
+    """
     found = (
         _shorter_warm_up(config),
         _groups(config, num_workers),
@@ -84,73 +90,82 @@ def _ghost(config: ResolvedConfig) -> None:
 
 
 def _ghost_divides(config: ResolvedConfig, num_workers: int) -> None:
-    """Only where a size could: shares that differ by a sample are cut as well as they can be, see
-    `_groups`."""
-    ghost, (piece, rest) = (
-        config.model.ghost,
-        divmod(config.batch, num_workers * config.accumulation),
-    )
-    if config.model.norm != "ghost" or rest or piece <= ghost or piece % ghost == 0:
-        return
-    from allstep.norm.ghost import nearest_divisors  # torch
+    """Raise ConfigError if `model.ghost` does not divide equal micro-batches.
 
-    better = " or ".join(map(str, nearest_divisors(piece, ghost)))
+    Micro-batches that differ by a sample have no common divisor; `_groups` reports how these are
+    divided.
+    """
+    ghost = config.model.ghost
+    micro_batch, rest = divmod(config.batch, num_workers * config.accumulation)
+    if config.model.norm != "ghost" or rest or micro_batch <= ghost or micro_batch % ghost == 0:
+        return
+    # Imported late, because it imports torch.
+    from allstep.norm.ghost import nearest_divisors
+
+    better = " or ".join(map(str, nearest_divisors(micro_batch, ghost)))
     raise ConfigError(
-        f"config key 'model.ghost': {ghost} does not divide the {_plural(piece, 'sample')} that"
-        f" each of {_plural(num_workers, 'worker')} computes at a time: take model.ghost={better},"
+        f"config key 'model.ghost': {ghost} does not divide the"
+        f" {_plural(micro_batch, 'sample')} that each of {_plural(num_workers, 'worker')} computes"
+        f" at a time: take model.ghost={better},"
         " or another batch"
     )
 
 
 def _groups(config: ResolvedConfig, num_workers: int) -> str | None:
-    """How ghost batches will be, where their size does not divide what a worker computes at a time,
-    and no other would."""
-    from allstep.norm.ghost import num_parts  # torch
+    """Return a note on the sizes of ghost batches if they do not divide a micro-batch evenly."""
+    # Imported late, because it imports torch.
+    from allstep.norm.ghost import num_parts
 
     ghost, share = config.model.ghost, -(-config.batch // num_workers)
-    piece = -(-share // config.accumulation)
-    if config.model.norm != "ghost" or piece % ghost == 0:
+    micro_batch = -(-share // config.accumulation)
+    if config.model.norm != "ghost" or micro_batch % ghost == 0:
         return None
-    parts = num_parts(piece, ghost)
-    low, high = piece // parts, -(-piece // parts)
+    count = num_parts(micro_batch, ghost)
+    low, high = micro_batch // count, -(-micro_batch // count)
     each = f"{low}" if low == high else f"{low} or {high}"
     return (
-        f"model.ghost={ghost} does not divide the {_plural(piece, 'sample')} that a worker computes"
-        f" at a time: they are cut into {_plural(parts, 'group')} of {each}"
+        f"model.ghost={ghost} does not divide the {_plural(micro_batch, 'sample')} that a worker"
+        f" computes at a time: they are cut into {_plural(count, 'group')} of {each}"
     )
 
 
 def _single_samples(config: ResolvedConfig, num_workers: int) -> None:
-    """One sample has no variance: a batch norm that trains needs two."""
-    samples, pieces = min(config.batch, config.overfit or config.batch), config.accumulation
+    """Raise ConfigError if a batch norm would train on one sample, which has no variance."""
+    samples = min(config.batch, config.overfit or config.batch)
     if _at_a_time(config, samples, num_workers) == 1:
         others = "group" if config.model.norm == "sync" else "sync or group"
         raise ConfigError(
             f"config key 'batch': {_plural(samples, 'sample')} on {_plural(num_workers, 'worker')}"
-            f" in {_plural(pieces, 'piece')} each are 1 at a time, and"
-            f" model.norm={config.model.norm} needs 2 or more in training: take a larger batch,"
-            f" fewer workers or pieces (accumulation), or model.norm={others}"
+            f" in {_plural(config.accumulation, 'micro-batch')} each are 1 at a time, and"
+            f" model.norm={config.model.norm} needs 2 or more in training: set a larger batch,"
+            f" fewer workers or micro-batches (accumulation), or model.norm={others}"
         )
 
 
 def _at_a_time(config: ResolvedConfig, samples: int, num_workers: int) -> int | None:
-    """The fewest samples that a batch norm sees at once, when all workers together have so many;
-    None: there is no batch norm."""
+    """Return the smallest number of samples that a batch norm sees at once; None without one.
+
+    `samples` is the number of samples of all workers together.
+    """
     if config.model.norm not in ("batch", "ghost", "sync"):
         return None
     share = samples // num_workers
-    piece = share // min(config.accumulation, share) if share else 1
+    micro_batch = share // min(config.accumulation, share) if share else 1
     if config.model.norm == "sync":
-        return piece * num_workers if share else samples
-    return piece
+        return micro_batch * num_workers if share else samples
+    return micro_batch
 
 
 def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" + "s" * (count != 1)
+    ending = "es" if what.endswith("ch") else "s"
+    return f"{count} {what}" + ending * (count != 1)
 
 
 def _last_batch(config: ResolvedConfig, num_workers: int, num_train: int) -> str | None:
-    """No error: most norms see many pixels of a sample, and can do with one."""
+    """Return a note if a batch norm sees one sample at a time in the last batch of an epoch.
+
+    It is not an error, because most norms have many pixels per sample.
+    """
     rest = num_train % config.batch
     if not rest or _at_a_time(config, rest, num_workers) != 1:
         return None
@@ -162,8 +177,11 @@ def _last_batch(config: ResolvedConfig, num_workers: int, num_train: int) -> str
 
 
 def _few_updates(config: ResolvedConfig, num_train: int) -> str | None:
-    """A recipe's batch fits its data, and studies change it on purpose: only a user's own config is
-    looked at."""
+    """Return a note if an epoch has very few updates.
+
+    Only for configs without a recipe: the batch of a recipe fits its data, and studies change it
+    intentionally.
+    """
     updates = -(-num_train // config.batch)
     if config.recipe != NEUTRAL or config.overfit is not None or updates >= _FEW_UPDATES:
         return None
@@ -176,7 +194,7 @@ def _few_updates(config: ResolvedConfig, num_train: int) -> str | None:
 
 
 def _unseen_noise(config: ResolvedConfig, num_workers: int) -> str | None:
-    """One gradient says nothing about how much gradients differ."""
+    """Return a note if the noise scale cannot be measured, since a step has a single gradient."""
     wanted = config.noise_scale or config.growth.by_noise
     if not wanted or num_workers > 1 or config.accumulation > 1:
         return None
@@ -186,8 +204,8 @@ def _unseen_noise(config: ResolvedConfig, num_workers: int) -> str | None:
         else "noise_scale: nothing is measured"
     )
     return (
-        f"{what}, since one worker with one piece has one gradient a step: take accumulation=2, or"
-        " more workers"
+        f"{what}, since one worker with one micro-batch has one gradient per step: set"
+        " accumulation=2, or use more workers"
     )
 
 
@@ -219,16 +237,16 @@ def _data(config: RunConfig) -> None:
         )
     if section.train is not None and section.folder is not None:
         raise ConfigError(
-            f"data.folder={section.folder} is where a named set lies, and"
-            f" data.train={section.train} names data of your own: give one"
+            f"data.folder={section.folder} is for a named dataset, and"
+            f" data.train={section.train} names data of your own: give only one of them"
         )
 
 
-def _pieces(config: ResolvedConfig) -> None:
+def _check_micro_batches(config: ResolvedConfig) -> None:
     if config.accumulation > config.batch:
         raise ConfigError(
-            f"config key 'accumulation': a batch of {config.batch} cannot be computed in"
-            f" {config.accumulation} pieces"
+            f"config key 'accumulation': a batch of {config.batch} cannot be divided into"
+            f" {config.accumulation} micro-batches"
         )
 
 
@@ -239,15 +257,14 @@ def _schedule(config: ResolvedConfig) -> None:
             f"schedule.milestones belong to schedule.shape=step, and the shape is {section.shape}:"
             " leave one of them out"
         )
-    _check_epochs(
-        "schedule.milestones", section.milestones, config.epochs
-    )  # a longer run (keep_updates) stretches them
+    # Not `num_epochs`: a longer run (keep_updates) stretches the milestones.
+    _check_epochs("schedule.milestones", section.milestones, config.epochs)
     if config.warmup:
         _warm_up(config)
 
 
 def _warm_up(config: ResolvedConfig) -> None:
-    """It is asked for, fits into the run, and is over before the rate falls."""
+    """Raise ConfigError unless the warm-up fits the shape and ends before the first milestone."""
     section, warmup, epochs = config.schedule, config.warmup, config.num_epochs
     if section.shape == "one-cycle":
         raise ConfigError(
@@ -262,20 +279,17 @@ def _warm_up(config: ResolvedConfig) -> None:
             " longer (epochs)"
         )
     if section.shape == "step" and config.milestones[0] <= warmup:
-        given = (
-            ""
-            if section.milestones
-            else "none are given, so they are 1/3, 2/3 and 8/9 of the run, and "
-        )
+        usual = "none are given, so they are 1/3, 2/3 and 8/9 of the run, and "
+        given = "" if section.milestones else usual
         raise ConfigError(
-            f"config key 'schedule.milestones': {given}epoch {config.milestones[0]:g} lies within"
-            f" the warm-up of {warmup:g} epochs, where no rate can fall: set a shorter"
+            f"config key 'schedule.milestones': {given}epoch {config.milestones[0]:g} is within the"
+            f" warm-up of {warmup:g} epochs, where the learning rate cannot fall: set a shorter"
             " schedule.warmup, or milestones after it"
         )
 
 
 def _shorter_warm_up(config: ResolvedConfig) -> str | None:
-    """The recipe's warm-up did not fit into the run, and `source` made it shorter."""
+    """Return a note if `read_config` shortened the recipe's warm-up to fit the run."""
     if config.recipe not in RECIPES:
         return None
     recipe = RECIPES[config.recipe]().resolved(1)
@@ -285,7 +299,7 @@ def _shorter_warm_up(config: ResolvedConfig) -> str | None:
         return None
     return (
         f"the recipe's warm-up of {usual:g} epochs is longer than the run, which has"
-        f" {config.epochs}: it is {fitted:.3g} epochs here, the same part of the run"
+        f" {config.epochs}: it is {fitted:.3g} epochs here, the same fraction of the run"
         " (schedule.warmup)"
     )
 
@@ -305,14 +319,16 @@ def _growth(config: ResolvedConfig) -> None:
 
 
 def _check_epochs(key: str, epochs: Sequence[float], last: int) -> None:
-    """They come one after the other, and before the run ends."""
+    """Raise ConfigError unless the epochs of `key` increase and are before the end of the run."""
     if list(epochs) != sorted(set(epochs)):
-        raise ConfigError(f"config key '{key}': expected growing epochs, found {_listed(epochs)}")
+        raise ConfigError(
+            f"config key '{key}': expected increasing epochs, found {_listed(epochs)}"
+        )
     in_time = [epoch for epoch in epochs if epoch < last]
     if len(in_time) < len(epochs):
         raise ConfigError(
-            f"config key '{key}': epoch {epochs[len(in_time)]:g} never comes, the run has {last}:"
-            f" write {key}=[{_listed(in_time)}], or train longer (epochs)"
+            f"config key '{key}': epoch {epochs[len(in_time)]:g} is not reached, the run has"
+            f" {last}: write {key}=[{_listed(in_time)}], or train longer (epochs)"
         )
 
 
@@ -323,6 +339,6 @@ def _listed(epochs: Sequence[float]) -> str:
 def _device(config: RunConfig) -> None:
     if config.device == "cuda" and not count_gpus():
         raise ConfigError(
-            "config key 'device': cuda is asked for, and there is no GPU that torch could use here;"
-            " auto takes what there is"
+            "config key 'device': cuda is requested, but there is no GPU that torch can use here;"
+            " device=auto uses the devices that are available"
         )

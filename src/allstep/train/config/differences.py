@@ -1,11 +1,11 @@
-"""In which keys configs differ: a recipe from the defaults, a run from what it started from.
+"""The keys in which configs differ: a recipe from the defaults, a run from its recipe.
 
-The banner shows both; a resume uses the comparison, too.
+The start banner shows both, and a resumed run uses the comparison.
 
     recipe     digits sets epochs=150 batch=64 model.name=small-cnn ...
     changed    optimizer.lr=0.2
 
-Both lines are `key=value` words as the command line takes them.
+Both lines are `key=value` overrides that the command line accepts.
 """
 
 import json
@@ -23,13 +23,16 @@ _SHOWN_ELSEWHERE = (
     *("recipe", "device", "precision", "execution", "share_weights"),
     *("data.name", "data.folder", "data.train", "data.workers"),
 )
-"""Other lines of the banner say them, and most depend on the machine."""
+"""Keys that other lines of the banner show; most of them depend on the machine."""
 
 
 def differences(
     before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[Difference]:
-    """Yield the keys in which two configs differ, as plain values; those of sections with a dot."""
+    """Yield the keys in which two configs differ, with the values before and now.
+
+    The configs are plain values. A key in a section has a dot: "optimizer.lr".
+    """
     for key in dict.fromkeys([*before, *now]):
         name, was, is_now = f"{prefix}{key}", before.get(key), now.get(key)
         if isinstance(was, Mapping) and isinstance(is_now, Mapping):
@@ -39,16 +42,15 @@ def differences(
 
 
 def set_by_recipe(recipe: str) -> list[str]:
-    """Return the keys in which the recipe differs from the defaults, as key=value."""
-    return _words(_between(BASES[NEUTRAL](), BASES[recipe]()))
+    """Return the keys in which a recipe differs from the defaults, as key=value."""
+    return _as_overrides(_between(BASES[NEUTRAL](), BASES[recipe]()))
 
 
 def set_by_user(config: RunConfig) -> list[str]:
-    """Return the keys in which a run differs from its recipe, or without one from the defaults, as
-    key=value."""
+    """Return the keys in which a run differs from its recipe or the defaults, as key=value."""
     usual = _filled_in(config)
     found = _between(BASES[config.recipe](), config)
-    return _words(each for each in found if each not in usual)
+    return _as_overrides(each for each in found if each not in usual)
 
 
 def _between(before: RunConfig, now: RunConfig) -> Iterator[Difference]:
@@ -57,10 +59,7 @@ def _between(before: RunConfig, now: RunConfig) -> Iterator[Difference]:
 
 
 def _filled_in(config: RunConfig) -> list[Difference]:
-    """Return the keys that a run fills in by itself: None before, the value now.
-
-    `RunConfig.resolved` and `usual_batch` do.
-    """
+    """Return the keys that `resolved` and `usual_batch` fill in: None before, a value now."""
     schedule = config.schedule.model_copy(update={"warmup": None})
     optimizer = config.optimizer.model_copy(update={"betas": None, "trust_coefficient": None})
     blank = config.model_copy(update={"batch": None, "schedule": schedule, "optimizer": optimizer})
@@ -68,7 +67,7 @@ def _filled_in(config: RunConfig) -> list[Difference]:
     return list(differences(blank.model_dump(mode="json"), filled.model_dump(mode="json")))
 
 
-def _words(found: Iterator[Difference]) -> list[str]:
+def _as_overrides(found: Iterator[Difference]) -> list[str]:
     return [shlex.quote(f"{key}={_text(value)}") for key, _, value in found]
 
 

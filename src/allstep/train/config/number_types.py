@@ -1,7 +1,7 @@
-"""The kinds of numbers in a config, with their ranges.
+"""The types of numbers in a config, with their ranges.
 
-A config may come from another person or have a typo: no number in it may start 100,000 threads or
-take all memory. Each bound is far above what is useful, and low enough to be survived.
+A config may come from another person or contain a typo: no number in it may start 100,000 threads
+or allocate all memory. Each bound is far above useful values, and low enough to be harmless.
 """
 
 from typing import Annotated, Any
@@ -9,18 +9,18 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from allstep.machine import MOST_TASKS
+from allstep.machine import MAX_TASKS
 
 
 def _in_range(low: int, high: int) -> Any:
-    """An integer from `low` to `high`."""
+    """Return the annotations of an integer type from `low` to `high`."""
     return (Field(strict=True), _bounded(low, high))
 
 
 def _bounded(low: float, high: float) -> AfterValidator:
-    """From `low` to `high`; an error gives both, whichever of them was passed.
+    """Return a validator for numbers from `low` to `high`; its error names both bounds.
 
-    Not a number is in no range.
+    NaN is outside every range.
     """
 
     def check(value: float) -> float:
@@ -36,31 +36,32 @@ def _bounded(low: float, high: float) -> AfterValidator:
 
 
 MAX_BATCH = 1 << 30
-"""Samples of an update. What memory allows is less, and known when the data is."""
-_MOST_PER_WORKER = 1 << 20
-"""Times MOST_TASKS workers it is MAX_BATCH, so that a resolved config is valid."""
+"""Samples of an update. Memory limits them further, once the data is known."""
+_MAX_PER_WORKER = 1 << 20
+"""Times MAX_TASKS workers this is MAX_BATCH, so that a resolved config is valid."""
 
 Count = Annotated[int, *_in_range(1, 1_000_000_000)]
-"""Of steps, updates, evaluations: what is only counted, and takes no memory."""
+"""A number of steps, updates or evaluations, which needs no memory."""
 Whole = Annotated[int, *_in_range(0, 1 << 60)]
-"""Of samples, held out or skipped."""
+"""A number of samples that are held out or skipped."""
 Seed = Annotated[int, *_in_range(0, (1 << 63) - 1)]
-"""torch, numpy and the loaders all take it; torch's signed 64 bits are the narrowest."""
-Loaders = Annotated[int, *_in_range(0, MOST_TASKS)]
+"""A seed for torch, numpy and the loaders; torch's signed 64 bits are the narrowest range."""
+Loaders = Annotated[int, *_in_range(0, MAX_TASKS)]
 Batch = Annotated[int, *_in_range(1, MAX_BATCH)]
-PerWorker = Annotated[int, *_in_range(1, _MOST_PER_WORKER)]
+PerWorker = Annotated[int, *_in_range(1, _MAX_PER_WORKER)]
 Pixels = Annotated[int, *_in_range(1, 1 << 32)]
-"""Of a picture; 65,535 x 65,535, the largest JPEG, is less."""
+"""Pixels of an image; the largest JPEG, 65,535 x 65,535, has fewer."""
 Classes = Annotated[int, *_in_range(1, 1 << 24)]
-"""Each takes a row of weights."""
+"""A number of classes, each of which needs a row of weights."""
 Label = Annotated[int, *_in_range(0, 1 << 31)]
 Epochs = Annotated[int, *_in_range(1, 1_000_000)]
 Kept = Annotated[int, *_in_range(1, 100_000)]
-"""Checkpoints on the disk."""
-_MOST_REAL = 1e9
-"""Rates, decays, seconds, epochs. The product of any three, and of a batch, is still a float32."""
-Positive = Annotated[float, _bounded(1e-15, _MOST_REAL)]
-NotNegative = Annotated[float, _bounded(0.0, _MOST_REAL)]
-Real = Annotated[float, _bounded(-_MOST_REAL, _MOST_REAL)]
+"""A number of checkpoints on disk."""
+_MAX_REAL = 1e9
+"""Largest learning rate, decay, seconds or epochs; the product of three of them and a batch is
+still in the range of float32."""
+Positive = Annotated[float, _bounded(1e-15, _MAX_REAL)]
+NotNegative = Annotated[float, _bounded(0.0, _MAX_REAL)]
+Real = Annotated[float, _bounded(-_MAX_REAL, _MAX_REAL)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -1,31 +1,29 @@
-"""Where a config comes from: a recipe, a YAML file and `key=value` words, each over the one before.
+"""Read a config from a recipe, a YAML file and `key=value` overrides, each on top of the former.
 
     allstep train                                     the recipe fashion-mnist
     allstep train digits epochs=3 optimizer.lr=0.2    a recipe with two keys changed
     allstep train mine.yaml batch=512                 a file with one key changed
     allstep train data.train=photos epochs=20         data of your own: no recipe
 
-A file's key `recipe` names what it starts from. Without it a file starts from the defaults of
-`RunConfig`, never from a recipe: what is tuned for one dataset is wrong for another. So do words
-alone that name data of one's own. Such a config has the recipe "defaults".
+The recipe, the file and the overrides are the layers of a config.
 
-A section that has a name may be given as that name: `model=package.module:factory` is
-`model.name=...`.
-
-What belongs to a choice goes with it, unless it is said again beside the new one: another
-`model.name` drops the options of the net before, another `optimizer.name` its betas and trust
-coefficient, `schedule.shape=one-cycle` the warm-up. A recipe's warm-up that is longer than the run
-keeps its part of it.
-
-A learning rate in a file belongs to a batch, and the recipe's is hardly the one that the file's
-author had in mind: where the two differ, the file has to name it (`optimizer.base_batch`). The
-default learning rate is SGD's: without a recipe, another optimizer needs its own.
-
-`trust=true` (`--trust`) is no key of a config: it says that the code which a run folder's config
-names may be executed (`config.trust`). In a run folder's own config it does not count.
-
-Within one of them `batch` and `batch_per_worker` exclude each other; the word of a later one
-replaces that of an earlier one.
+* The key `recipe` of a file names the recipe that it starts from. A file without it starts from the
+  defaults of `RunConfig`, never from a recipe, because settings tuned for one dataset are wrong for
+  another. The same holds for overrides that name data of the user's own. Such a config has the
+  recipe "defaults".
+* A section with a key `name` may be given as that name: `model=package.module:factory` is
+  `model.name=...`.
+* Another choice drops the keys that belong to the former one, unless the same layer sets them:
+  another `model.name` drops the options of the model, another `optimizer.name` its betas and trust
+  coefficient, `schedule.shape=one-cycle` the warm-up. A recipe's warm-up that is longer than the
+  run is shortened to the same fraction of the run.
+* A learning rate in a file belongs to a batch, which is rarely the recipe's: if the two differ, the
+  file must name its batch (`optimizer.base_batch`). The default learning rate is for SGD: without a
+  recipe, another optimizer needs its own.
+* `trust=true` (`--trust`) is not a key of a config. It permits the execution of the code that the
+  config of a run folder names (`config.trust`), and is ignored in a run folder's own config.
+* Within one layer `batch` and `batch_per_worker` exclude each other; either in a later layer
+  replaces the one of an earlier layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +44,7 @@ from allstep.train.config.validate import known_keys, validated
 
 NAMED_SECTIONS = ("data", "model", "optimizer")
 FREE = "model.options"
-"""Whatever the net takes."""
+"""A section with any keys: the keyword arguments of the model."""
 ELSEWHERE = {
     "accumulation_steps": "accumulation",
     "amp": "precision",
@@ -65,24 +63,24 @@ ELSEWHERE = {
     "warmup_epochs": "schedule.warmup",
     "wd": "optimizer.weight_decay",
 }
-"""What other programs call our keys: no spelling is near enough to find them."""
+"""Names of config keys in other programs, which the nearest spelling would not find."""
 
 
 def read_config(
-    source: str = DEFAULT, words: Sequence[str] = (), instead: str | None = None
+    source: str = DEFAULT, overrides: Sequence[str] = (), instead: str | None = None
 ) -> RunConfig:
-    """The config from `source` with `words` ("key=value") on top.
+    """Return the config of `source` with `overrides` applied. Raise ConfigError if it is invalid.
 
-    source: a recipe's name, "defaults" or a YAML file.
-
-    `instead` starts from another recipe than the one that was named.
+    `source` is the name of a recipe, "defaults" or the path of a YAML file (default: the recipe
+    fashion-mnist). `overrides` are texts "key=value", such as "optimizer.lr=0.2". `instead` names a
+    recipe to start from in place of the one that `source` and `overrides` name.
     """
-    said = _said(source, words)
-    layers = [_spelled_out(layer) for layer in said.layers]
+    given = _read_input(source, overrides)
+    layers = [_spelled_out(layer) for layer in given.layers]
     recipe = instead or _recipe(layers)
     if recipe not in BASES:
         raise ConfigError(f"no recipe is called {cut(recipe)!r}; {did_you_mean(recipe, BASES)}")
-    place = _places(source, said.lines, layers[-1])
+    place = _places(source, given.lines, layers[-1])
     base = BASES[recipe]()
     whole = base.model_dump()
     for layer in layers:
@@ -97,35 +95,35 @@ def read_config(
     if _is_file(source) and instead is None:
         _check_base(config, layers, place)
     _check_optimizer(config, layers, place)
-    if is_digest(said.trust):
-        check_digest(Path(source), config.model, said.trust)
-    elif said.of_run and not said.trust and not _names(layers[1:], "model.name"):
+    if is_digest(given.trust):
+        check_digest(Path(source), config.model, given.trust)
+    elif given.of_run and not given.trust and not _names(layers[1:], "model.name"):
         check_factory(Path(source), config.model)
     return config
 
 
-def default_source(words: Sequence[str]) -> str:
-    """Return what `words` start from when no recipe or file is given.
+def default_source(overrides: Sequence[str]) -> str:
+    """Return the source of a config that is given by `overrides` alone.
 
-    That is no recipe where they name data of the user's own.
+    It is the default recipe, or "defaults" if the overrides name data of the user's own.
     """
-    return NEUTRAL if _names([_from_words(words)], "data.train") else DEFAULT
+    return NEUTRAL if _names([_from_overrides(overrides)], "data.train") else DEFAULT
 
 
 def warmup_that_fits(recipe: RunConfig, warmup: Any, epochs: Any) -> Any:
-    """Return the epochs of a warm-up that the user did not give: the recipe's, if the run is that
-    long.
+    """Return the epochs of a warm-up that the user did not set.
 
-    Else the same part of the run. None, a part of the run by itself, fits any run.
+    It is the recipe's `warmup`, or in a shorter run the same fraction of the run. None stays None,
+    which is a fraction of any run.
     """
     is_longer = warmup is not None and isinstance(epochs, int) and 0 < epochs < warmup
     return warmup * epochs / recipe.epochs if is_longer else warmup
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Recipes and files on the one side, key=value on the other.
+    """Return the recipes and files of a command line, and its key=value overrides.
 
-    A file may have "=" in its path.
+    The path of a file may contain "=".
     """
     sources = [argument for argument in arguments if _is_source(argument)]
     return sources, [argument for argument in arguments if argument not in sources]
@@ -140,42 +138,43 @@ def _is_source(argument: str) -> bool:
     )
 
 
-class _Said(NamedTuple):
-    """What the user said: the recipe or file, and the words on top."""
+class _Input(NamedTuple):
+    """The recipe or file and the overrides, as the user gave them."""
 
     layers: list[dict[str, Any]]
-    """The last word last."""
+    """Plain keys and values; a later layer takes precedence."""
     lines: Mapping[str, int]
-    """Of the keys in the file."""
+    """Line numbers of the keys in the file."""
     of_run: bool
-    """The file is a run folder's, so it may be another person's."""
+    """Whether the file is in a run folder, so that another person may have written it."""
     trust: bool | str
-    """The user trusts the code that the file names; a digest: the launcher has checked that code.
-    """
+    """Whether the user trusts the code that the file names; or a digest of it, if the launcher has
+    checked that code."""
 
 
-def _said(source: str, words: Sequence[str]) -> _Said:
+def _read_input(source: str, overrides: Sequence[str]) -> _Input:
     document = _document(Path(source)) if _is_file(source) else Document({"recipe": source}, {})
     of_run = _is_file(source) and is_of_run(Path(source))
-    layers = [dict(document.value), _from_words(words)]
-    in_file, in_words = (_trust(layer, source) for layer in layers)
-    trust = in_words or (in_file and not of_run)
+    layers = [dict(document.value), _from_overrides(overrides)]
+    in_file, in_overrides = (_trust(layer, source) for layer in layers)
+    trust = in_overrides or (in_file and not of_run)
     if of_run:
         layers[0], old_keys = translated(layers[0])
-        if old_keys and not is_digest(trust):  # else the launcher has reported them
+        # With a digest the launcher has reported them.
+        if old_keys and not is_digest(trust):
             _report_old_keys(source, tuple(old_keys))
-    return _Said(layers, document.lines, of_run, trust)
+    return _Input(layers, document.lines, of_run, trust)
 
 
 @cache
 def _report_old_keys(source: str, keys: tuple[str, ...]) -> None:
-    """Print one line for each file, however often it is read."""
+    """Print one line per file, even if the file is read several times."""
     names = ", ".join(f"{key} is {new_name(key)}" for key in keys)
-    print_notice(f"{source}: was written by an older version; read with today's keys: {names}")
+    print_notice(f"{source}: was written by an older version; read with the new keys: {names}")
 
 
 def _trust(layer: dict[str, Any], source: str) -> bool | str:
-    """Takes the key `trust` out of `layer`; its value."""
+    """Remove the key `trust` from `layer` and return its value."""
     trust = layer.pop(TRUST, False)
     if is_digest(trust):
         return trust
@@ -184,14 +183,14 @@ def _trust(layer: dict[str, Any], source: str) -> bool | str:
     return trust
 
 
-def read_layers(source: str, words: Sequence[str]) -> list[dict[str, Any]]:
-    """What the user said, the last word last."""
-    return _said(source, words).layers
+def read_layers(source: str, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the layers of a config as the user gave them; a later layer takes precedence."""
+    return _read_input(source, overrides).layers
 
 
-def names_data(source: str, words: Sequence[str]) -> bool:
-    """Whether the user asked for a data set himself, rather than for a recipe that has one."""
-    sections = [_spelled_out(layer).get("data") for layer in read_layers(source, words)]
+def names_data(source: str, overrides: Sequence[str]) -> bool:
+    """Return whether the file or the overrides name a dataset, not only a recipe that has one."""
+    sections = [_spelled_out(layer).get("data") for layer in read_layers(source, overrides)]
     return any(
         isinstance(section, Mapping) and (section.get("name") or section.get("train"))
         for section in sections
@@ -199,13 +198,9 @@ def names_data(source: str, words: Sequence[str]) -> bool:
 
 
 def _recipe(layers: Sequence[Mapping[str, Any]]) -> str:
-    """The last one named; "recipe:" without a name in a file is none."""
-    return str(
-        next(
-            (layer["recipe"] for layer in reversed(layers) if layer.get("recipe") is not None),
-            NEUTRAL,
-        )
-    )
+    """Return the recipe of the last layer that names one; "recipe:" without a name is none."""
+    named = [layer["recipe"] for layer in layers if layer.get("recipe") is not None]
+    return str(named[-1] if named else NEUTRAL)
 
 
 def _is_file(source: str) -> bool:
@@ -224,31 +219,35 @@ def _document(path: Path) -> Document:
     return document
 
 
-def _places(source: str, lines: Mapping[str, int], said: Mapping[str, Any]) -> Callable[[str], str]:
-    """Where in the file a key was set, in words; nothing for keys that the words of the command
-    line, `said`, have set."""
-    said_keys = set(_flat(said))
+def _places(
+    source: str, lines: Mapping[str, int], given: Mapping[str, Any]
+) -> Callable[[str], str]:
+    """Return a function from a key to the place in the file that sets it, as text.
+
+    The text is empty for keys that the overrides, `given`, have set.
+    """
+    given_keys = set(_flat(given))
     return lambda key: (
-        f"{source}, line {lines[key]}: " if key in lines and key not in said_keys else ""
+        f"{source}, line {lines[key]}: " if key in lines and key not in given_keys else ""
     )
 
 
-def _from_words(words: Sequence[str]) -> dict[str, Any]:
+def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     layer: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
+    for override in overrides:
+        key, equals, value = override.partition("=")
         if not equals or not key:
-            raise ConfigError(f"expected key=value, found {cut(word)!r}")
-        _merge(layer, _spelled_out(_nested(key, _parsed(word, value))))
+            raise ConfigError(f"expected key=value, found {cut(override)!r}")
+        _merge(layer, _spelled_out(_nested(key, _parsed(override, value))))
     return layer
 
 
-def _parsed(word: str, value: str) -> Any:
+def _parsed(override: str, value: str) -> Any:
     try:
-        return parse_yaml(value, repr(cut(word))).value
+        return parse_yaml(value, repr(cut(override))).value
     except ConfigError as error:
         if isinstance(error.__cause__, yaml.YAMLError):
-            raise ConfigError(f"{cut(word)!r}: the value is not YAML") from error
+            raise ConfigError(f"{cut(override)!r}: the value is not YAML") from error
         raise
 
 
@@ -267,7 +266,7 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
 
 
 def _spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """With `{"name": ...}` in place of a section's name."""
+    """Return the layer with `{"name": ...}` where a section is given as its name."""
     return {
         key: {"name": value} if key in NAMED_SECTIONS and isinstance(value, str) else value
         for key, value in layer.items()
@@ -275,15 +274,13 @@ def _spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drop_what_belongs(whole: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    """Takes out of `whole` what another choice in `layer` has no use for."""
+    """Remove the keys from `whole` that do not apply to another choice in `layer`."""
     if _chooses_another(whole, layer, "model", "name"):
         whole["model"]["options"] = {}
     if _chooses_another(whole, layer, "optimizer", "name"):
         whole["optimizer"].update(betas=None, trust_coefficient=None)
-    if (
-        _chooses_another(whole, layer, "schedule", "shape")
-        and layer["schedule"]["shape"] == "one-cycle"
-    ):
+    other_shape = _chooses_another(whole, layer, "schedule", "shape")
+    if other_shape and layer["schedule"]["shape"] == "one-cycle":
         whole["schedule"]["warmup"] = 0.0
 
 
@@ -301,8 +298,7 @@ def _names(layers: Sequence[Mapping[str, Any]], key: str) -> bool:
 def _check_base(
     config: RunConfig, layers: Sequence[Mapping[str, Any]], place: Callable[[str], str]
 ) -> None:
-    """ConfigError for a rate of the file's own that would be scaled from a batch that the file does
-    not name."""
+    """Raise ConfigError if a file's learning rate would be scaled from a batch it does not name."""
     section = config.optimizer
     stays = config.batch_per_worker is None and config.batch in (None, section.base_batch)
     if stays or section.scaling == "none":
@@ -316,23 +312,20 @@ def _check_base(
     raise ConfigError(
         f"{place('optimizer.lr')}optimizer.lr={section.lr:g} has no reference batch, and {by} would"
         f" scale it ({section.scaling}) from {section.base_batch} to {batch}: set"
-        " optimizer.base_batch, to the batch itself if the learning rate is meant as it stands"
+        " optimizer.base_batch, to the batch itself if the learning rate must not be scaled"
     )
 
 
 def _check_optimizer(
     config: RunConfig, layers: Sequence[Mapping[str, Any]], place: Callable[[str], str]
 ) -> None:
-    """ConfigError for an optimizer that would get SGD's default learning rate:
+    """Raise ConfigError if another optimizer would get SGD's default learning rate.
 
-    AdamW diverges with 0.1.
+    AdamW, for example, diverges with 0.1.
     """
     name = config.optimizer.name
-    if (
-        config.recipe != NEUTRAL
-        or name == BASES[NEUTRAL]().optimizer.name
-        or _names(layers, "optimizer.lr")
-    ):
+    is_default = name == BASES[NEUTRAL]().optimizer.name
+    if config.recipe != NEUTRAL or is_default or _names(layers, "optimizer.lr"):
         return
     raise ConfigError(
         f"{place('optimizer.name') or place('optimizer')}optimizer.name={name} needs a learning"
@@ -375,20 +368,26 @@ def _within(section: str, known: Sequence[str]) -> str:
 
 
 def _suggestion(key: str, known: Sequence[str]) -> str:
-    """What other programs call by that name, or the key of the same last word in another section
-    ("lr"), else the nearest one."""
-    word = key.rpartition(".")[2]
-    if ours := ELSEWHERE.get(key) or ELSEWHERE.get(word):
+    """Return a suggestion for an unknown key.
+
+    It is the key that has this name in other programs, or a key of another section with the same
+    last component ("lr"), else the nearest spelling.
+    """
+    last = key.rpartition(".")[2]
+    if ours := ELSEWHERE.get(key) or ELSEWHERE.get(last):
         return f"did you mean {ours!r}?"
-    same = [name for name in known if name.rpartition(".")[2] == word]
+    same = [name for name in known if name.rpartition(".")[2] == last]
     return did_you_mean(same[0] if same else key, known)
 
 
 def _one_batch(layer: dict[str, Any]) -> dict[str, Any]:
-    """A layer that says the batch one way takes the other way back."""
-    ways = [way for way in ("batch", "batch_per_worker") if layer.get(way) is not None]
-    if len(ways) == 2:
-        both = " and ".join(f"{way}={cut(str(layer[way]))}" for way in ways)
-        raise ConfigError(f"{both} are two ways of saying one thing; give one of them")
+    """Return the layer so that its `batch` or `batch_per_worker` removes the other of the two.
+
+    Raise ConfigError if it has both.
+    """
+    keys = [key for key in ("batch", "batch_per_worker") if layer.get(key) is not None]
+    if len(keys) == 2:
+        both = " and ".join(f"{key}={cut(str(layer[key]))}" for key in keys)
+        raise ConfigError(f"{both} are two ways to set the batch; give only one of them")
     other = {"batch": "batch_per_worker", "batch_per_worker": "batch"}
-    return {**layer, **{other[way]: None for way in ways}}
+    return {**layer, **{other[key]: None for key in keys}}

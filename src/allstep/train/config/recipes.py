@@ -1,13 +1,13 @@
-"""The ready-made runs. A recipe is a function that returns a config; the first line of its
-docstring is what `allstep train --list` shows.
+"""The ready-made configs.
 
-A recipe states every key in which it differs from the defaults of `RunConfig`, which are tuned for
-no dataset. `tests/train/config/recipes.yaml` has all keys of all recipes: a changed default must
-not change what a recipe trains.
+A recipe is a function that returns a config. `allstep train --list` shows the first line of its
+docstring. A recipe states every key in which it differs from the defaults of `RunConfig`, which are
+tuned for no dataset. `tests/train/config/recipes.yaml` has all keys of all recipes: a changed
+default must not change what a recipe trains.
 
-Precision is `auto` in all of them, so the docstrings have accuracy and time for both. A time "from
-one epoch" is that of one epoch on an otherwise quiet machine, times the epochs, and start and
-evaluations as measured with it.
+Precision is `auto` in all recipes, so the docstrings give accuracy and time for both precisions. A
+time "from one epoch" is the time of one epoch on an otherwise idle machine, times the number of
+epochs, plus the start and the evaluations that were measured with it.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,14 +26,14 @@ from allstep.train.config.run_config import (
 
 
 def fashion_mnist() -> RunConfig:
-    """A small fast net on Fashion-MNIST (60,000 pictures of clothes, 28x28): 93.87% of the test
-    set, mean of 3 seeds (93.80 to 93.99).
+    """A small fast model on Fashion-MNIST (60,000 images, 28x28): 93.87% test accuracy.
 
-    12 epochs, 2 workers of one thread on 2 cores; mirror images are scored with the images:
+    The accuracy is the mean of 3 seeds (93.80 to 93.99). 12 epochs, 2 workers of one thread on 2
+    cores; predictions are averaged with those for the mirror images:
 
     bfloat16   93.87%, mean of 3 seeds   3.8 minutes, 16 November 2026, on a CPU that computes in it
     float32    93.87%, one seed          6.1 minutes, 17 November 2026, same kind of CPU, from one
-    epoch (28.2 s; bfloat16: 15.0 s)
+                                         epoch (28.2 s; bfloat16: 15.0 s)
     """
     return RunConfig(
         recipe="fashion-mnist",
@@ -60,14 +60,15 @@ def fashion_mnist() -> RunConfig:
 
 
 def fashion_mnist_large() -> RunConfig:
-    """LeNet on Fashion-MNIST, 30 epochs whatever the batch, for `allstep study batch`: 92.14% of
-    the test set, mean of 3 seeds (batch 128).
+    """LeNet on Fashion-MNIST, for `allstep study batch`: 92.14% test accuracy at batch 128.
 
-    Batch 128, one worker of one thread; by batch and remedy: docs/studies.md.
+    30 epochs with any batch. The accuracy is the mean of 3 seeds; for other batches and remedies
+    see docs/studies.md. With batch 128, one worker of one thread:
 
     bfloat16   92.14%, mean of 3 seeds   6 minutes on a core, 16 November 2026, on a CPU that
-    computes in it float32    92.38%, one seed          4.5 minutes, 17 November 2026, from one
-    epoch alone (8.6 s; bfloat16: 6.0 s, so 3.3 minutes)
+                                         computes in it
+    float32    92.38%, one seed          4.5 minutes, 17 November 2026, from one epoch (8.6 s;
+                                         bfloat16: 6.0 s, so 3.3 minutes)
     """
     return RunConfig(
         recipe="fashion-mnist-large",
@@ -81,18 +82,17 @@ def fashion_mnist_large() -> RunConfig:
 
 
 def cifar10() -> RunConfig:
-    """A small fast net on CIFAR-10 (60,000 pictures of 10 things, 32x32): 93.51% of the test set,
-    one seed.
+    """A small fast model on CIFAR-10 (60,000 images, 32x32): 93.51% test accuracy, one seed.
 
-    10 epochs, 2 workers of one thread on 2 cores; mirror images are scored with the images:
+    10 epochs, 2 workers of one thread on 2 cores; predictions are averaged with those for the
+    mirror images:
 
     bfloat16   93.51%, one seed          93 s an epoch, 17.5 minutes, on a CPU that computes in it
     float32    93.63%, one seed          168 s an epoch, about 28 minutes, on the same CPU
 
     Times of an epoch: 17 November 2026, one epoch each, one after the other, no other tests
-    running.
-
-    The settings are those of Jordan 2024 (https://arxiv.org/abs/2404.00498), without its lookahead.
+    running. The settings are those of Jordan 2024 (https://arxiv.org/abs/2404.00498), without its
+    lookahead.
     """
     return RunConfig(
         recipe="cifar10",
@@ -117,7 +117,7 @@ def cifar10() -> RunConfig:
 def imagenet() -> RunConfig:
     """ResNet-50 on ImageNet, 90 epochs with the settings of Goyal et al. 2017 (batch 8,192).
 
-    No claim of accuracy: never run whole here.
+    Its accuracy is not known: the complete run has not been measured.
     """
     return RunConfig(
         recipe="imagenet",
@@ -139,10 +139,10 @@ def imagenet() -> RunConfig:
 
 
 def digits() -> RunConfig:
-    """Small CNN on the 8x8 digits that come with allstep (1,797 pictures): 99.1% in bfloat16, 99.2%
-    in float32, means of 3 seeds.
+    """A small CNN on the 8x8 digits that come with allstep (1,797 images): 99.1% test accuracy.
 
-    2 workers of one thread on 2 cores, saving every 2 s, 17 November 2026:
+    In float32 99.2%; means of 3 seeds. 2 workers of one thread on 2 cores, a checkpoint every 2 s,
+    17 November 2026:
 
     bfloat16   99.07%, mean of 3 seeds   15.3 s, on a CPU that computes in it
     float32    99.17%, mean of 3 seeds   15.9 s, same CPU
@@ -169,7 +169,8 @@ RECIPES: Mapping[str, Callable[[], RunConfig]] = {
     "digits": digits,
 }
 BASES: Mapping[str, Callable[[], RunConfig]] = {NEUTRAL: RunConfig, **RECIPES}
-"""What a config can start from."""
+"""The configs that a config can start from: the defaults and the recipes."""
 DEFAULT = "fashion-mnist"
 SMALLEST = "digits"
-"""Needs nothing but the package; taken when a recipe's data is nowhere to be found."""
+"""The recipe that needs no data besides the package; used if the default recipe's data is not
+found."""

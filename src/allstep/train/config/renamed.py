@@ -1,7 +1,7 @@
-"""Config keys that had another name before the first release, and their names now.
+"""Config keys that were renamed before the first release, with their new names.
 
-A key that a user types must be the new one. Run folders that were written before are translated, so
-that they can be resumed, evaluated and reported.
+A user must type the new name. Run folders of older versions are translated, so that they can be
+resumed, evaluated and reported.
 """
 
 import copy
@@ -23,17 +23,16 @@ _IN_STATE = {"average": "ema", "layout": "execution", "pictures.deviation": "pic
 
 
 def new_name(key: str) -> str | None:
-    """Return what a key is called now; None for one that was not renamed."""
+    """Return the new name of a key; None if it was not renamed."""
     return "ema.decay" if key == "average" else RENAMED.get(key)
 
 
 def translated(
     config: Mapping[str, Any], names: Mapping[str, str] = RENAMED
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a config with today's keys, and the old ones that it had.
+    """Return a config with the new keys, and the list of old keys that it had.
 
-    Raises:
-        ConfigError: it has the old and the new name of a key.
+    Raise ConfigError if it has both the old and the new name of a key.
     """
     made, found = copy.deepcopy(dict(config)), []
     for old, new in names.items():
@@ -54,7 +53,7 @@ def translated(
 
 
 def with_new_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a recorded config with today's keys; as it is where it has old and new ones."""
+    """Return a recorded config with the new keys; unchanged if it has both names of a key."""
     try:
         return translated(config)[0]
     except ConfigError:
@@ -62,14 +61,17 @@ def with_new_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def translated_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a checkpoint with today's names of what repeats config keys."""
+    """Return the state of a checkpoint with the new names of its config keys."""
     return translated(state, _IN_STATE)[0]
 
 
 def _place(
     config: dict[str, Any], key: str, create: bool = False
 ) -> tuple[dict[str, Any] | None, str]:
-    """Return the section that holds a key, or None, and the key's own name."""
+    """Return the section that contains a key, or None, and the key's name in that section.
+
+    With `create` a missing section is created.
+    """
     name, _, inner = key.partition(".")
     if not inner:
         return config, name

@@ -1,18 +1,18 @@
-"""What a run is: one frozen value.
+"""The config of a run: one frozen value.
 
-A config belongs to the thing it configures, so it has sections; on the command line a key in a
-section is written with a dot (`optimizer.lr`). `source` reads a config from recipes, files and
-words. The whole of it is written to the run folder as `config.yaml`; training from that file
-repeats the run, with any number of workers.
+It has a section for each component that it configures; on the command line a key in a section is
+written with a dot (`optimizer.lr`). Module `read` reads a config from recipes, files and overrides.
+The complete config is written to the run folder as `config.yaml`; training from that file repeats
+the run, with any number of workers.
 
-**The defaults are the textbook's**, tuned for no dataset: SGD with Nesterov momentum 0.9, learning
-rate 0.1 at batch 256 (scaled linearly to another batch), weight decay 5e-4, a cosine after a
-warm-up of 5% of the run, ResNet-18 with batch norms of momentum 0.1; no weight averaging, plain
-evaluation. `RunConfig()` is a config without a recipe; it lacks only its data. A recipe states
-every key in which it differs. docs/decisions.md has the reasons.
+**The defaults are those of textbooks**, tuned for no dataset: SGD with Nesterov momentum 0.9,
+learning rate 0.1 at batch 256 (scaled linearly to another batch), weight decay 5e-4, a cosine after
+a warm-up of 5% of the run, ResNet-18 with batch norms of momentum 0.1; no EMA, plain evaluation.
+`RunConfig()` is a config without a recipe; it lacks only its data. A recipe states every key in
+which it differs. docs/decisions.md has the reasons.
 
 **The batch is global**: `batch` is the number of samples of one update over all workers.
-`batch_per_worker` is the other way of saying it, and `resolved` turns it into the first.
+`batch_per_worker` is an alternative to it, which `resolved` converts to `batch`.
 """
 
 import math
@@ -49,48 +49,50 @@ class _Section(BaseModel):
 
 
 class DataConfig(_Section):
-    """Which samples, and what is done to a picture before the net sees it."""
+    """The dataset, its splits, and the transforms of its images."""
 
     name: str = ""
-    """A dataset known by name (`allstep data get --list`), or any word for data of your own, whose
-    place `train` gives; by default the last part of that place."""
+    """A named dataset (`allstep data get --list`), or any name for data of your own at `train`;
+    the default is then the last component of that path."""
     folder: Path | None = None
-    """Where the files of a named set are; None looks in the usual places."""
+    """Folder with the files of a named dataset; None searches the usual places."""
     train: str | None = None
-    """Data of your own: a folder, pattern or file of whatever `open_source` reads, or
+    """Data of your own: a folder, pattern or file in a format that `open_source` reads, or
     "synthetic:1000x224x224"."""
     validation: Whole | str | None = None
-    """Samples held out of the training set, or the place of a validation set; None takes 5,000, or
-    a tenth of a small set."""
+    """Number of samples held out of the training data, or path of the validation data; None holds
+    out 5,000, or a tenth of a small dataset."""
     test: Whole | str | None = None
-    """The place of the test set, or the samples held out for it; None is the named set's own, else
-    the same number as for validation."""
+    """Path of the test data, or number of samples held out for it; None uses the test split of a
+    named dataset, else holds out as many as for validation."""
     split_seed: Seed = 0
-    """Which samples are held out: not the run's seed, so that runs can be compared."""
+    """Seed of the choice of held-out samples; not the run's seed, so that runs can be compared."""
     augment: str = "none"
-    """What happens to a picture in training: operations of `allstep.data.augment`, as in
+    """Transform of an image in training: operations of `allstep.data.augment`, such as
     "PadAndCrop(32, pad=4), Flip()", or a preset."""
     prepare: str = "none"
-    """What happens to a picture in evaluation, as in "CentreCrop(224)"."""
+    """Transform of an image in evaluation, such as "CentreCrop(224)"."""
     mix: str = "none"
-    """What happens to a whole batch in training: "Mixup(0.2)", "Cutmix(1.0)"."""
+    """Transform of a whole batch in training: "Mixup(0.2)", "Cutmix(1.0)"."""
     mean: tuple[Real, ...] | None = None
-    """Of each channel, from 0 to 255: taken off. None measures it on the training set."""
+    """Mean of each channel (0 to 255), which is subtracted; None measures it on the training split.
+    """
     std: tuple[Positive, ...] | None = None
-    """Of each channel: divided by. None measures it on the training set."""
+    """Std of each channel, by which pixels are divided; None measures it on the training split."""
     labels_from: Label | None = None
-    """The label of the first class in TFRecords; None: 1 where they are called image/class/label,
-    as ImageNet's are, else 0."""
+    """Label of the first class in TFRecords; None is 1 if the feature is called image/class/label,
+    as in ImageNet, else 0."""
     num_classes: Classes | None = None
-    """How many classes there are, where the data does not say."""
+    """Number of classes, if the data does not contain it."""
     workers: Loaders | Literal["auto"] = "auto"
-    """Threads or processes of each rank that make pictures ready; "auto" measures."""
+    """Number of threads or processes of each rank that load images; "auto" measures."""
     strict: bool = False
-    """The first bad sample ends the run, rather than being skipped and listed in the run folder."""
+    """Whether the first bad sample ends the run; else it is skipped and listed in the run folder.
+    """
     budget: Whole | None = None
-    """Bad samples of a part that each worker may skip; None: 100, or 0.1% of a large set."""
+    """Bad samples of a split that each worker may skip; None is 100, or 0.1% of a large dataset."""
     max_pixels: Pixels = MAX_PIXELS
-    """Pixels of the largest picture that is decoded; a larger one is a bad sample."""
+    """Largest number of pixels of an image that is decoded; a larger image is a bad sample."""
 
     @model_validator(mode="before")
     @classmethod
@@ -105,59 +107,63 @@ class DataConfig(_Section):
 
 
 def _place_name(where: str) -> str:
-    """Return the last part of a place that is no pattern: "photos" for "photos/" and
-    "photos/*.tar"."""
+    """Return the last component of a path without wildcards: "photos" for "photos/*.tar"."""
     parts = [part for part in where.split("/") if part.strip(".~") and not set(part) & set("*?[{")]
     return parts[-1].partition(":")[0] if parts else "data"
 
 
 class ModelConfig(_Section):
-    """Which net."""
+    """The model and its norms."""
 
     name: str = "resnet18"
-    """One of `allstep.models`, or "package.module:factory" of your own, called with num_classes,
-    shape, norm and the options."""
+    """A model of `allstep.models`, or "package.module:factory" of your own, called with
+    num_classes, shape, norm and the options."""
     options: Mapping[str, Any] = Field(default_factory=dict)
-    """What else it is called with."""
+    """Further keyword arguments of the model's factory."""
     norm: Literal["none", "group", "batch", "sync", "ghost"] = "batch"
-    """batch: over a worker's samples; sync: over those of all workers; ghost: over `ghost` samples.
-    """
+    """Kind of norm. Statistics of batch: over a worker's samples; of sync: over the samples of all
+    workers; of ghost: over `ghost` samples."""
     norm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Of a batch norm's running statistics."""
+    """Momentum of the running statistics of batch norms."""
     norm_scale: bool = True
-    """Whether batch norms learn a scale beside their shift."""
+    """Whether batch norms learn a scale in addition to their shift."""
     ghost: Batch = 32
+    """Samples of a ghost batch, for `norm` ghost."""
 
 
 class OptimizerConfig(_Section):
-    """The optimizer; its rate is given for the batch it was found with."""
+    """The optimizer and its learning rate, which belongs to the batch `base_batch`."""
 
     name: Literal["sgd", "adamw", "lars", "larc", "lamb", "novograd"] = "sgd"
     lr: Positive = 0.1
+    """Peak learning rate at a batch of `base_batch`."""
     base_batch: Batch = 256
+    """Samples of the batch for which `lr` was found."""
     scaling: Literal["linear", "square-root", "none"] = "linear"
+    """Scaling rule of `lr` for another batch than `base_batch`."""
     momentum: Decay = 0.9
     nesterov: bool = True
     betas: tuple[Decay, Decay] | None = None
-    """Of adamw, lamb and novograd; None: the optimizer's own."""
+    """Betas of adamw, lamb and novograd; None uses the optimizer's default."""
     trust_coefficient: Positive | None = None
-    """Of lars and larc; None: the optimizer's own."""
+    """Trust coefficient of lars and larc; None uses the optimizer's default."""
     weight_decay: NotNegative = 5e-4
     decay_all: bool = False
-    """Whether biases and norms are decayed (and scaled by lars, larc, lamb) like the rest."""
+    """Whether weight decay (and the scaling of lars, larc, lamb) also applies to biases and norms.
+    """
     bias_lr: Positive = 1.0
-    """The rate of biases and norms, as a multiple of the rate."""
+    """Learning rate of biases and norms, as a multiple of the learning rate."""
     clip: Positive | None = None
-    """The largest norm of a gradient; a larger one is scaled down to it."""
+    """Largest norm of the gradient; a larger gradient is scaled down to it. None: no limit."""
     noise: NotNegative = 0.0
-    """Variance of Gaussian noise on the gradients at the start; it fades as (1 + updates)^-0.55.
+    """Initial variance of Gaussian noise on the gradients; it falls as (1 + updates)^-0.55.
     0.01, 0.3 and 1.0 are usual."""
     noise_like: Batch | None = None
-    """Weigh samples at random, so that the gradient is as noisy as that of a batch of so many,
-    however large the batch has grown."""
+    """Weigh samples at random, so that the gradient is as noisy as that of a batch of this size,
+    for any size of the batch."""
 
     def spelled_out(self) -> "OptimizerConfig":
-        """The same with the optimizer's own values where none are given."""
+        """Return the config with the optimizer's default for each value that is None."""
         own = {
             key: value
             for key, value in OWN.get(self.name, {}).items()
@@ -173,133 +179,125 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "lars": {"trust_coefficient": 0.001},
     "larc": {"trust_coefficient": 0.02},
 }
-"""What optimizers take when nobody says otherwise, so that config.yaml can show it; a test holds it
-against the classes."""
+"""Defaults of each optimizer, so that config.yaml can show them; a test compares them with the
+classes."""
 
 
 class ScheduleConfig(_Section):
-    """How the rate goes over the run."""
+    """The learning rate over the run, relative to its peak."""
 
     shape: Literal[
         "cosine", "linear", "constant", "step", "polynomial", "exponential", "one-cycle"
     ] = "cosine"
     warmup: NotNegative | None = None
-    """Epochs before the learning rate is at its peak; None: 5% of the run. One-cycle has a rise of
-    its own, and none of these."""
+    """Epochs of the warm-up to the peak; None is 5% of the run. One-cycle has its own rise and
+    takes no warm-up."""
     warmup_kind: Literal["gradual", "constant", "none"] = "gradual"
     warmup_from: Share = 0.0
-    """The rate at which the warm-up begins, as a part of the peak."""
+    """Learning rate at the start of the warm-up, as a fraction of the peak."""
     milestones: tuple[Positive, ...] = ()
-    """Epochs (of `epochs`) at which the shape "step" lowers the rate; none given: 1/3, 2/3 and 8/9
-    of the run."""
+    """Epochs (of `epochs`) at which the shape "step" lowers the learning rate; if empty, 1/3, 2/3
+    and 8/9 of the run."""
     factor: Share = 0.1
-    """By which it does."""
+    """Factor applied at each milestone of the shape "step"."""
     power: Positive = 2.0
-    """Of the shape "polynomial"."""
+    """Exponent of the shape "polynomial"."""
     end: Share = 0.0
-    """Where the rate ends, as a part of the peak. 0 is 0.01 for exponential and 4e-6 for one-cycle;
-    step and constant do not use it."""
+    """Learning rate at the end of the run, as a fraction of the peak. 0 means 0.01 for exponential
+    and 4e-6 for one-cycle; step and constant do not use it."""
     keep_updates: bool = False
-    """Train so many epochs longer that there are as many updates as with base_batch (regime
-    adaptation). Milestones move with it."""
+    """Train more epochs, for as many updates as with `base_batch` (regime adaptation); milestones
+    are stretched likewise."""
 
     @model_validator(mode="before")
     @classmethod
     def _with_its_own_rise(cls, values: Any) -> Any:
-        """The usual warm-up is not for one-cycle; one that is asked for stays, and `config.check`
-        refuses it."""
+        """Set the default warm-up of one-cycle to 0; `config.check` rejects an explicit one."""
         is_cycle = isinstance(values, Mapping) and values.get("shape") == "one-cycle"
         return {**values, "warmup": 0.0} if is_cycle and values.get("warmup") is None else values
 
 
 _USUAL_MILESTONES = (1 / 3, 2 / 3, 8 / 9)
-"""Parts of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
-_WARM_UP_PART = 20
-"""A run that names no warm-up takes 1/20 of its epochs for it: 4.5 of 90 (Goyal et al. 2017: 5)."""
-_ENOUGH_UPDATES = 16
-"""In an epoch of a run that names no batch: 30 epochs are then 480 updates or more."""
-_SMALLEST_BATCH = 8
-"""Below it the statistics of batch norms are too noisy."""
+"""Fractions of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
+_WARM_UP_DIVISOR = 20
+"""The default warm-up is 1/20 of the epochs: 4.5 of 90 (Goyal et al. 2017: 5)."""
 NEUTRAL = "defaults"
-"""What `recipe` is in a config that starts from no recipe, but from the defaults of `RunConfig`."""
+"""The value of `recipe` in a config that starts from the defaults of `RunConfig`, not a recipe."""
 
 
 class EvaluationConfig(_Section):
-    """When the net is tried on the validation part, and how."""
+    """Evaluations on the validation split during the run, and the test at its end."""
 
     every: Positive = 1.0
     """Epochs between two evaluations."""
     flip: bool = False
-    """Whether a picture's score is the mean of its own and its mirror image's."""
+    """Whether the prediction for an image is the mean of those for it and its mirror image."""
     patience: Count | None = None
-    """End after so many evaluations without a better one."""
+    """End the run after this many evaluations without a new best one; None: never."""
     stop_at: Share | None = None
-    """End as soon as the validation accuracy is that high."""
+    """End the run as soon as the validation accuracy reaches this value; None: never."""
     weights: Literal["last", "best"] = "last"
-    """Which weights are tested at the end: the last ones, or the best on the validation part."""
+    """Weights that are tested at the end: the last ones, or the best on the validation split."""
 
 
 class EmaConfig(_Section):
-    """An exponential moving average of the weights, which is what is evaluated then."""
+    """An exponential moving average of the weights, which is evaluated instead of the weights."""
 
     decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Per update; None: no average."""
+    """Decay per update; None: no EMA."""
     every: Count = 5
-    """Updates between two looks at the weights."""
+    """Updates of the weights between two updates of the average."""
 
 
 class GrowthConfig(_Section):
-    """A batch that grows during the run, instead of a rate that falls."""
+    """A batch that grows during the run, instead of a learning rate that falls."""
 
     at: tuple[Positive, ...] = ()
-    """Epochs at which the batch is multiplied."""
+    """Epochs at which the batch is multiplied by `factor`."""
     factor: PerWorker = 2
     by_noise: bool = False
-    """Multiply whenever the measured noise scale is above the batch, rather than at given epochs.
-    """
+    """Multiply whenever the measured noise scale is above the batch, instead of at given epochs."""
     max: Batch | None = None
-    """The largest batch."""
+    """Largest batch; None: the samples of an epoch."""
 
 
 class SaveConfig(_Section):
-    """When checkpoints are written."""
+    """The times at which checkpoints are written."""
 
     seconds: Positive | None = 300.0
-    """Between two of them, within an epoch; None: none."""
+    """Seconds between two checkpoints within an epoch; None: none by time."""
     epochs: Positive | None = 1.0
-    """Between two of them; None: none but the last."""
+    """Epochs between two checkpoints; None: only the last and the best."""
     keep: Kept = 3
-    """The last so many stay, and the best."""
+    """Keep this many recent checkpoints, plus the best one."""
 
 
 class RunConfig(_Section):
-    """All that decides what a run computes."""
+    """Everything that determines what a run computes."""
 
     recipe: str = NEUTRAL
     """The recipe that the config started from."""
     seed: Seed = 0
     epochs: Epochs = 30
     batch: Batch | None = None
-    """Samples of one update, over all workers; None:
-
-    `usual_batch`, base_batch or less for a small dataset.
-    """
+    """Samples of one update, over all workers; None: `usual_batch`, which is
+    `optimizer.base_batch`, or less for a small dataset."""
     batch_per_worker: PerWorker | None = None
+    """Samples of one update per worker; an alternative to `batch`."""
     accumulation: PerWorker = 1
-    """Pieces in which a worker computes its share, one after the other: less memory, same result.
-    """
+    """Number of micro-batches in which a worker computes its share: less memory, same result."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     overfit: Batch | None = None
-    """Train on so many samples only, without augmentation, and evaluate on the same: the first test
-    of any model."""
+    """Train on this many samples only, without augmentation, and evaluate on the same: a first test
+    of any model. None: train on all."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    """Of the arithmetic in the net; the weights are float32 in all but the last. auto: bfloat16
+    """Precision of the model's arithmetic; weights are float32, except in float64. auto: bfloat16
     where the processor computes in it, else float32."""
     execution: Literal["plain", "channels-last", "compiled", "auto"] = "channels-last"
-    """How the net is run; "auto" tries each for a few steps and takes the fastest."""
+    """Execution mode of the model; "auto" measures a few steps in each and uses the fastest."""
     share_weights: bool | Literal["auto"] = "auto"
-    """One copy of the weights for all workers of a host; "auto": where it is right and faster."""
+    """Whether the workers of a host share one copy of the weights; "auto": where it is faster."""
     log_every: Count = 10
     """Steps between two lines of the run record."""
     noise_scale: bool = False
@@ -314,16 +312,17 @@ class RunConfig(_Section):
     save: SaveConfig = SaveConfig()
 
     def resolved(self, num_workers: int) -> "ResolvedConfig":
-        """Return the same run with its batch, its warm-up and its optimizer's own values filled in.
+        """Return the config with batch, warm-up and the optimizer's default values filled in.
 
-        num_workers: how many share a batch; it counts where the config has `batch_per_worker`.
+        `num_workers` is the number of workers, which determines the batch if the config has
+        `batch_per_worker`.
         """
         batch = (
             self.batch or (self.batch_per_worker or 0) * num_workers or self.optimizer.base_batch
         )
         warmup = self.schedule.warmup
         if warmup is None:
-            warmup = _num_epochs(self, batch) / _WARM_UP_PART
+            warmup = _num_epochs(self, batch) / _WARM_UP_DIVISOR
         known: dict[str, Any] = {
             "batch": batch,
             "batch_per_worker": None,
@@ -334,21 +333,21 @@ class RunConfig(_Section):
 
     @property
     def title(self) -> str:
-        """What the run is called: its recipe, or without one its model and data."""
+        """The name of the run: its recipe, or without a recipe its model and data."""
         if self.recipe != NEUTRAL:
             return self.recipe
         return f"{self.model.name.rpartition(':')[2]} on {self.data.name}"
 
     def to_yaml(self) -> str:
-        """As a file that `read_config` reads back to an equal value."""
+        """Return the config as YAML, which `read_config` reads back to an equal value."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
 class ResolvedConfig(RunConfig):
-    """A run for which nothing is left to fill in: it has a batch, and the optimizer's own values.
+    """A config with nothing left to fill in: it has a batch, a warm-up and optimizer values.
 
-    `RunConfig.resolved` makes one. Whatever computes takes this type; what only reads, shows or
-    changes keys takes the other.
+    `RunConfig.resolved` creates one. Code that computes takes this type; code that only reads,
+    shows or changes keys takes `RunConfig`.
     """
 
     batch: Batch
@@ -364,40 +363,27 @@ class ResolvedConfig(RunConfig):
 
     @property
     def num_epochs(self) -> int:
-        """Epochs of the run; more than `epochs` where a large batch keeps its updates
-        (`schedule.keep_updates`)."""
+        """Epochs of the run; more than `epochs` for a large batch with `schedule.keep_updates`."""
         return _num_epochs(self, self.batch)
 
     @property
     def warmup(self) -> float:
-        """Epochs of the warm-up; 0 where there is none."""
+        """Epochs of the warm-up; 0 if `warmup_kind` is "none"."""
         return 0.0 if self.schedule.warmup_kind == "none" else self.warmup_epochs
 
     @property
     def warmup_epochs(self) -> float:
-        """What `schedule.warmup` says, also where `warmup_kind` is "none"."""
+        """The value of `schedule.warmup`, even if `warmup_kind` is "none"."""
         return self.schedule.warmup or 0.0
 
     @property
     def milestones(self) -> list[float]:
-        """Epochs of this run, from its start, at which the shape "step" lowers the rate."""
-        milestones = self.schedule.milestones or [part * self.epochs for part in _USUAL_MILESTONES]
+        """Epochs from the start of the run at which the shape "step" lowers the learning rate."""
+        usual = [fraction * self.epochs for fraction in _USUAL_MILESTONES]
+        milestones = self.schedule.milestones or usual
         return [each * (self.num_epochs / self.epochs) for each in milestones]
 
 
 def _num_epochs(config: RunConfig, batch: int) -> int:
     factor = max(1.0, batch / config.optimizer.base_batch) if config.schedule.keep_updates else 1.0
     return math.ceil(config.epochs * factor)
-
-
-def usual_batch(base_batch: int, num_train: int) -> int:
-    """Return the batch of a run that names none: `base_batch`, halved until an epoch has 16
-    updates.
-
-    num_train: samples of an epoch. It is not halved below 8, and never larger than the dataset. The
-    learning rate scales with it.
-    """
-    batch = base_batch
-    while batch // 2 >= _SMALLEST_BATCH and batch * _ENOUGH_UPDATES > num_train:
-        batch //= 2
-    return max(1, min(batch, num_train))

@@ -1,9 +1,9 @@
-"""Whether a run folder may name code that is executed: if this user wrote it, or trusts it.
+"""Permission to execute the code that the config of a run folder names.
 
 `model.name: package.module:factory` in a config imports a module and calls a function of it. In a
-config file or on the command line that is the user's own word, like a script to run. A run folder
-may come from another person, and `allstep predict` or `--resume` on it must not run what that
-person wrote into its `config.yaml`.
+config file or on the command line this is the user's own decision, like running a script. A run
+folder may come from another person, and `allstep predict` or `--resume` must not execute code that
+this person named in its `config.yaml`.
 
 ```
 ~/.config/allstep/run-folders.key    32 random bytes that only this user can read, made when needed
@@ -11,16 +11,16 @@ RUN/run.seal                         HMAC-SHA256 with that key over the factory'
                                      and the place of its module
 ```
 
-Training writes the seal; reading a config with a factory from a run folder asks for it. Another
-person cannot make one, since the key never leaves the user's home. What a seal covers cannot be
-changed: not the factory, not its options. The place of the module is in it too, so a seal that was
-copied from a folder of this user gives no right to a module of the same name next to that copy.
-Owner and mode of the folder prove nothing: unpacking an archive makes the unpacker the owner.
+Training writes the seal; reading a config with a factory from a run folder requires it. Another
+person cannot create one, since the key never leaves the user's home. The factory and its options
+cannot be changed, because the seal covers them. It also covers the path of the module, so a seal
+copied from a folder of this user is not valid for a module of the same name next to that copy.
+Owner and mode of the folder prove nothing: a user who unpacks an archive becomes its owner.
 
-Without a valid seal the user says `--trust` (or `trust=true`), once for each command. Continuing
-the training with it seals the folder. A key `trust` in a run folder's own config does not count.
+Without a valid seal the user must give `--trust` (or `trust=true`) with each command. Resuming the
+training with it seals the folder. A key `trust` in a run folder's own config is ignored.
 
-Models that come with allstep execute nothing of a config's choice and need no seal.
+Models that come with allstep execute no code that a config names, and need no seal.
 """
 
 import contextlib
@@ -32,29 +32,28 @@ import stat
 from pathlib import Path
 from typing import TypeGuard
 
-from platformdirs import user_config_path
-
 from allstep.errors import ConfigError, cut
+from allstep.files.atomic import replace_file
 from allstep.files.bounded import open_regular, read_regular
-from allstep.files.whole import replace_file
+from allstep.files.home import config_home
 from allstep.models.by_name import module_place
 from allstep.train.config.run_config import ModelConfig
 
 TRUST = "trust"
 SEAL = "run.seal"
-# What the value of `trust` begins with in a command to workers.
+# Prefix of the value of `trust` in a command to workers.
 _DIGEST = "sha256-"
 _MARKS = ("run.jsonl", "checkpoints", SEAL)
 _KEY_BYTES = 32
 
 
 def key_file() -> Path:
-    """Return the place of this user's key."""
-    return user_config_path("allstep") / "run-folders.key"
+    """Return the path of this user's key."""
+    return config_home() / "run-folders.key"
 
 
 def is_of_run(config: Path) -> bool:
-    """Whether a config file is that of a run folder, and so may be another person's."""
+    """Return whether a config file is in a run folder, so that it may be another person's."""
     config = config.resolve()
     return config.name == "config.yaml" and any(
         os.path.lexists(config.parent / mark) for mark in _MARKS
@@ -62,8 +61,7 @@ def is_of_run(config: Path) -> bool:
 
 
 def check_factory(config: Path, model: ModelConfig) -> None:
-    """ConfigError when `model` in a run folder's `config` is code that is not proved to be the
-    user's."""
+    """Raise ConfigError if `model` in a run folder's `config` names code that is not sealed."""
     if ":" not in model.name or is_sealed(config.parent, model):
         return
     module = model.name.partition(":")[0]
@@ -71,8 +69,8 @@ def check_factory(config: Path, model: ModelConfig) -> None:
     if place is None:
         raise ConfigError(
             f"{config}: model {model.name}: there is no module {module.partition('.')[0]!r} in"
-            f" {Path.cwd()} nor among what is installed; the net is the user's own: call this from"
-            " the folder that the run was trained from"
+            f" {Path.cwd()} nor among the installed packages; the model is code of the user: run"
+            " this command in the folder that the run was trained from"
         )
     raise ConfigError(
         f"{config}: its model {model.name} would execute code of {place}, and nothing proves that"
@@ -81,26 +79,26 @@ def check_factory(config: Path, model: ModelConfig) -> None:
     )
 
 
-def checked_word(model: ModelConfig) -> str:
-    """Return the word that lets workers execute just this model, which the launcher has checked.
+def trust_override(model: ModelConfig) -> str:
+    """Return the override that permits workers to execute this model, which the launcher checked.
 
-    A worker reads `config.yaml` again, seconds later, and by then another process may have
-    exchanged it; on another host it also lacks the key. So it gets a digest of what was checked.
+    A worker reads `config.yaml` again seconds later, when another process may have replaced it, and
+    on another host it does not have the key. So it gets a digest of the model that was checked.
     """
     return f"{TRUST}={_DIGEST}{_digest(model)}"
 
 
 def check_digest(config: Path, model: ModelConfig, digest: str) -> None:
-    """ConfigError unless `model` is the one that the launcher has checked."""
+    """Raise ConfigError unless `model` is the one that the launcher has checked."""
     if ":" in model.name and digest != _DIGEST + _digest(model):
         raise ConfigError(
             f"{config}: its model {cut(model.name)} is not the one that was checked when this"
-            " command began: the file was exchanged since; look at it before you start again"
+            " command started: the file was replaced since; inspect it before you start again"
         )
 
 
 def is_digest(value: object) -> TypeGuard[str]:
-    """Whether the value of the key `trust` is that of `checked_word`."""
+    """Return whether `value` is a value of the key `trust` from `trust_override`."""
     return isinstance(value, str) and value.startswith(_DIGEST)
 
 
@@ -110,7 +108,7 @@ def _digest(model: ModelConfig) -> str:
 
 
 def is_sealed(folder: Path, model: ModelConfig) -> bool:
-    """Whether the run folder has this user's seal for `model`."""
+    """Return whether the run folder has this user's seal for `model`."""
     key = _read_key(key_file())
     expected = None if key is None else _seal(key, model)
     try:
@@ -121,7 +119,10 @@ def is_sealed(folder: Path, model: ModelConfig) -> bool:
 
 
 def seal(folder: Path, model: ModelConfig) -> None:
-    """Record that this user trains `model` in `folder`; where that fails, it needs --trust later."""
+    """Record that this user trains `model` in `folder`.
+
+    If the seal cannot be written, later commands need --trust.
+    """
     if ":" not in model.name or is_sealed(folder, model):
         return
     with contextlib.suppress(OSError):
@@ -130,7 +131,7 @@ def seal(folder: Path, model: ModelConfig) -> None:
 
 
 def _seal(key: bytes, model: ModelConfig) -> bytes | None:
-    """None where the module is not found."""
+    """Return the seal of `model`; None if its module is not found."""
     place = module_place(model.name)
     if place is None:
         return None
@@ -144,7 +145,7 @@ def _seal(key: bytes, model: ModelConfig) -> bytes | None:
 
 
 def _key() -> bytes:
-    """This user's key, made if there is none that can be used."""
+    """Return this user's key; create it if there is no usable one."""
     file = key_file()
     if (found := _read_key(file)) is not None:
         return found
@@ -156,7 +157,7 @@ def _key() -> bytes:
 
 
 def _read_key(file: Path) -> bytes | None:
-    """None unless it is a key that only this user can have read or written."""
+    """Return the key in `file`; None unless it is a key that only this user can read and write."""
     try:
         with open_regular(file) as opened:
             status = os.fstat(opened.fileno())

@@ -1,5 +1,7 @@
-"""Check plain values against `RunConfig`, and list its keys: errors in the user's words, not in
-pydantic's."""
+"""Check plain values against `RunConfig`, and list its keys.
+
+Errors name config keys and expected values instead of pydantic's terms.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,22 +13,24 @@ from allstep.train.config.run_config import RunConfig
 
 
 def validated(values: Mapping[str, Any], place: Callable[[str], str] = lambda key: "") -> RunConfig:
-    """`values` as a RunConfig, or one line that says what is wrong with the first wrong one. place:
-    where a key was set, in words."""
+    """Return `values` as a RunConfig. Raise ConfigError for the first invalid value, in one line.
+
+    `place` returns the prefix of the message for a key: where the key was set.
+    """
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         found = error.errors()
         first = found[0]
         key = ".".join(_key_parts(first["loc"]))
-        ways = [
+        alternatives = [
             _expected(each["type"], each["msg"])
             for each in found
             if _key_parts(each["loc"]) == _key_parts(first["loc"])
         ]
-        what = " or ".join(dict.fromkeys(ways))
-        words = f"expected {what}, found {cut(repr(first['input']))}"
-        raise ConfigError(f"{place(key)}config key {cut(key)!r}: {words}") from error
+        what = " or ".join(dict.fromkeys(alternatives))
+        problem = f"expected {what}, found {cut(repr(first['input']))}"
+        raise ConfigError(f"{place(key)}config key {cut(key)!r}: {problem}") from error
 
 
 def _expected(kind: str, message: str) -> str:
@@ -37,7 +41,7 @@ def _expected(kind: str, message: str) -> str:
 
 
 def _key_parts(location: tuple[int | str, ...]) -> list[str]:
-    """Of a key, without what pydantic adds about the alternatives that it tried."""
+    """Return the components of a key, without those that pydantic adds for union types."""
     parts: list[str] = []
     section: Any = RunConfig
     for part in location:
@@ -53,7 +57,7 @@ def _key_parts(location: tuple[int | str, ...]) -> list[str]:
 
 
 def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
-    """All keys of a config, those of sections with a dot."""
+    """Yield all keys of a config; a key in a section has a dot: "optimizer.lr"."""
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):

@@ -1,4 +1,4 @@
-"""The run folder: who may write into it, what is in it, and how it is read again.
+"""The run folder: which process may write to it, what it contains, and how it is read again.
 
 May import: `train.config`. Start with `claim`.
 """

@@ -1,16 +1,17 @@
-"""The run folder: where a run leaves what it did, and where it is taken up again.
+"""The run folder: where a run writes its files, and from where it is resumed.
 
 ```
 DIR/config.yaml      what the run is: training from this file repeats it
-DIR/run.jsonl        how it went
-DIR/checkpoints/     where it can go on
-DIR/run.lock         locked by the process that trains it (`lock`)
-DIR/run.seal         that this user trains a model of the user's own code here (`trust`)
+DIR/run.jsonl        the run record
+DIR/checkpoints/     where the run can resume
+DIR/run.lock         locked by the process that trains here (`lock`)
+DIR/run.seal         proof that this user trains a model of the user's own code here (`trust`)
 ```
 
-A folder that holds a run is never written over: either the run goes on (`--resume auto`), or the
-new one gets another name. A record or a checkpoint is enough to be a run. Nor is a config.yaml that
-says something else: it may be the only copy of what a user wrote.
+A folder that holds a run is never overwritten: either the run is resumed (`--resume auto`), or the
+new run needs another folder. A run record or a checkpoint is enough to count as a run. A
+config.yaml with other values is not overwritten either: it may be the only copy of what a user
+wrote.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from typing import Any
 from allstep import runlog
 from allstep.data.opening import holds_class_folders
 from allstep.errors import ConfigError
-from allstep.files.whole import create_file
+from allstep.files.atomic import create_file
 from allstep.train.config.differences import differences
 from allstep.train.config.read import read_layers
 from allstep.train.config.run_config import ResolvedConfig
@@ -34,7 +35,8 @@ from allstep.train.config.validate import validated
 from allstep.train.folder.lock import LOCK
 
 CONFIG, RECORD = "config.yaml", "run.jsonl"
-_MOST_SHOWN = 4  # differences in a message
+_MAX_SHOWN = 4
+"""Number of differing keys that an error message lists."""
 
 MAY_CHANGE = (
     "log_every",
@@ -47,63 +49,66 @@ MAY_CHANGE = (
     "data.strict",
     "data.budget",
 )
-"""Keys in which a resumed run may differ from what it was: they do not decide what it computes."""
+"""Keys that may change when a run is resumed: they do not affect what it computes."""
 
 
 @dataclass(frozen=True)
 class Claimed:
-    """A folder for a run: a new one, or one that is taken up again, or has ended."""
+    """A folder for a run: new, or with a run that is resumed or has ended."""
 
     path: Path
-    goes_on: bool = False
+    resumes: bool = False
+    """True if the folder holds a run, which is resumed."""
     has_ended: bool = False
+    """True if the run in the folder has ended, so there is nothing to do."""
     is_new: bool = False
-    """The config.yaml there is of this claim."""
-    words: tuple[str, ...] = ()
-    """What is asked for now and was not then, of what may change: key=value, on top of the folder's
-    config.yaml."""
+    """True if this claim wrote config.yaml."""
+    overrides: tuple[str, ...] = ()
+    """Changed keys of those that may change, as "key=value" on top of the folder's config.yaml."""
 
-    def farewell(self) -> str:
-        """Why there is nothing to do in a run that has ended."""
-        return f"{self.path}: this run has ended; look at it with `allstep report {self.path}`"
+    def ended_message(self) -> str:
+        """Return the message that the run has ended and there is nothing to do."""
+        return f"{self.path}: this run has ended; view it with `allstep report {self.path}`"
 
 
 def claim_folder(config: ResolvedConfig, out: Path | None, resume: bool = False) -> Claimed:
-    """The folder `out`, else a new one in `runs`, with the config in it. resume: a run that is
-    there continues.
+    """Return the folder of a run with the config in it, and seal it for this user.
 
-    A new one is called <recipe>-<time>, or without a recipe <model>-on-<data>-<time>.
+    `out` is the folder (default: runs/<recipe>-<time>, or runs/<model>-on-<data>-<time> without a
+    recipe). `resume` allows a folder that holds a run, which is resumed then. Raise ConfigError if
+    the folder holds another run or cannot be written.
 
-    `read_config` has made sure that a factory in the config is the user's own or trusted, so the
-    folder gets the user's seal.
+    The seal is justified, because `read_config` has checked that a model factory in the config is
+    the user's own or trusted.
     """
-    claimed = _claimed(config, out, resume)
+    claimed = _claim(config, out, resume)
     if not claimed.has_ended:
         seal(claimed.path, config.model)
     return claimed
 
 
-def _claimed(config: ResolvedConfig, out: Path | None, resume: bool) -> Claimed:
+def _claim(config: ResolvedConfig, out: Path | None, resume: bool) -> Claimed:
+    """Return the folder with the config in it; see `claim_folder`."""
     try:
-        _keep_out_of_data(config, Path("runs") if out is None else out)
+        _check_outside_data(config, Path("runs") if out is None else out)
         folder = _new_folder(config.title) if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
         if holds_run(folder):
-            return _taken_up(config, folder, resume)
-        is_new = not (folder / CONFIG).exists() and create_file(
-            folder / CONFIG, config.to_yaml().encode()
-        )
+            return _claim_run(config, folder, resume)
+        file = folder / CONFIG
+        is_new = not file.exists() and create_file(file, config.to_yaml().encode())
     except OSError as error:
-        raise ConfigError(
-            f"{error.filename or out}: cannot be written: {error.strerror or error}"
-        ) from error
-    complaint = f"{folder / CONFIG}: is there already and says something else", "move it away"
-    return Claimed(folder, is_new=is_new, words=_words(config, folder, *complaint))
+        reason = error.strerror or error
+        raise ConfigError(f"{error.filename or out}: cannot be written: {reason}") from error
+    complaint = f"{file}: exists already with other values", "move it away"
+    return Claimed(folder, is_new=is_new, overrides=_overrides(config, folder, *complaint))
 
 
-def _keep_out_of_data(config: ResolvedConfig, folder: Path) -> None:
-    """Folders of pictures are classes: a run among them would be one more, for the next run and for
-    its own resume."""
+def _check_outside_data(config: ResolvedConfig, folder: Path) -> None:
+    """Raise ConfigError if `folder` is inside class folders of the data.
+
+    A run folder there would be one more class, for the next run and when this run is resumed.
+    """
     if holds_run(folder):
         return
     for key in ("train", "validation", "test"):
@@ -112,29 +117,32 @@ def _keep_out_of_data(config: ResolvedConfig, folder: Path) -> None:
             continue
         if holds_class_folders(Path(place)):
             raise ConfigError(
-                f"the run folder {folder} would lie in data.{key}={place}, whose folders are"
-                " classes: give another one with --out"
+                f"run folder {folder} is inside data.{key}={place}, where every subfolder is a"
+                " class; choose another --out"
             )
 
 
 def abandon(claimed: Claimed) -> None:
-    """Takes back a claim of which no run came, so that the next one, with the mistake mended, finds
-    the folder as this one did."""
+    """Undo a claim after an error, if no run was started in the folder.
+
+    After the user has corrected the error, the next claim finds the folder in its former state.
+    """
     folder = claimed.path
     if claimed.is_new and not holds_run(folder):
         with contextlib.suppress(OSError):
             for name in (CONFIG, RECORD, LOCK, SEAL):
                 (folder / name).unlink(missing_ok=True)
-            folder.rmdir()  # unless there is something else in it
+            # Fails, as it should, if there is anything else in the folder.
+            folder.rmdir()
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether there is something that a new run would destroy, or an old one could go on from."""
+    """Return whether `folder` has a run that could be resumed, or overwritten by a new one."""
     record, checkpoints = folder / RECORD, folder / "checkpoints"
     try:
         if record.is_file() and record.stat().st_size:
             return True
-        # Odd digits count, too: what might be a checkpoint is not written over.
+        # Names of any digits count: what might be a checkpoint must not be overwritten.
         return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
     except OSError as error:
         raise ConfigError(
@@ -143,10 +151,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether the run in it, if there is one, has come to its end.
-
-    An end without a test score is none.
-    """
+    """Return whether `folder` has a run that ended with a test score."""
     try:
         end = runlog.read(folder / RECORD).end
         return (
@@ -163,58 +168,57 @@ def has_ended(folder: Path) -> bool:
 
 
 def expect_run(folder: Path) -> None:
-    """ConfigError where there is nothing to go on with."""
+    """Raise ConfigError if `folder` has no run to resume."""
     if not holds_run(folder):
         raise ConfigError(
-            f"{folder}: holds no run to go on with, neither {RECORD} nor a checkpoint; --out"
-            f" {folder} --resume auto would begin one"
+            f"{folder}: holds no run to resume, neither {RECORD} nor a checkpoint; --out"
+            f" {folder} --resume auto would start one"
         )
 
 
-def _taken_up(config: ResolvedConfig, folder: Path, resume: bool) -> Claimed:
+def _claim_run(config: ResolvedConfig, folder: Path, resume: bool) -> Claimed:
+    """Return the claim of a folder that holds a run; raise ConfigError if it cannot resume."""
     if not resume:
         raise ConfigError(
-            f"{folder}: already holds a run; go on with it by --resume auto, or give another folder"
+            f"{folder}: already holds a run; resume it with --resume auto, or choose another folder"
             " with --out"
         )
     if not (folder / CONFIG).exists():
         raise ConfigError(
-            f"{folder}: holds a run, but {CONFIG} is gone, which says what it computes (so does"
-            f" `config` in the first line of {RECORD}); put it back, or give another folder with"
-            " --out"
+            f"{folder}: holds a run, but its {CONFIG} is missing; restore it (`config` in the first"
+            f" line of {RECORD} has the same values), or choose another folder with --out"
         )
-    words = _words(
-        config,
-        folder,
-        f"{folder}: the run there is another one",
-        f"go on with it as it was (--resume {folder})",
-    )
-    return Claimed(folder, goes_on=True, has_ended=has_ended(folder), words=words)
+    complaint = f"{folder}: holds a run with another config"
+    remedy = f"resume it unchanged (--resume {folder})"
+    overrides = _overrides(config, folder, complaint, remedy)
+    return Claimed(folder, resumes=True, has_ended=has_ended(folder), overrides=overrides)
 
 
-def _words(config: ResolvedConfig, folder: Path, complaint: str, remedy: str) -> tuple[str, ...]:
-    """In what `config` differs from the folder's, if it may; else `complaint` with the differences
-    and `remedy`."""
+def _overrides(
+    config: ResolvedConfig, folder: Path, complaint: str, remedy: str
+) -> tuple[str, ...]:
+    """Return the keys of `config` that differ from the folder's config.yaml, as "key=value".
+
+    Raise ConfigError with `complaint`, the differences and `remedy` if a key differs that may not
+    change.
+    """
     before = read_layers(str(folder / CONFIG), ())[0]
     now = as_begun(config, folder).model_dump(mode="json")
     if changed := list(changes(before, now)):
-        more = f"; and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
-        shown = "; ".join(changed[:_MOST_SHOWN])
+        more = f"; and {len(changed) - _MAX_SHOWN} more" if len(changed) > _MAX_SHOWN else ""
+        shown = "; ".join(changed[:_MAX_SHOWN])
         raise ConfigError(
-            f"{complaint}: {shown}{more}; {remedy}, or give another folder with --out"
+            f"{complaint}: {shown}{more}; {remedy}, or choose another folder with --out"
         )
-    return tuple(
-        f"{key}={json.dumps(value)}"
-        for key, _, value in differences(before, now)
-        if _may_change(key)
-    )
+    allowed = ((key, value) for key, _, value in differences(before, now) if _may_change(key))
+    return tuple(f"{key}={json.dumps(value)}" for key, value in allowed)
 
 
 def as_begun(config: ResolvedConfig, folder: Path) -> ResolvedConfig:
-    """Replace `precision: auto` by what the run in `folder` was begun with.
+    """Return `config` with the precision of the run in `folder` instead of `precision: auto`.
 
-    So a run with a fixed precision, such as one from before recipes said auto, is resumed by the
-    command that began it.
+    So the command that started a run resumes it, also if its precision was fixed: recipes of
+    earlier versions did not have auto.
     """
     if config.precision != "auto":
         return config
@@ -224,7 +228,7 @@ def as_begun(config: ResolvedConfig, folder: Path) -> ResolvedConfig:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """In which keys two configs differ, of those that decide what a run computes."""
+    """Return one line per differing key, of the keys that decide what a run computes."""
     return (
         f"{key} was {was}, is {is_now} now"
         for key, was, is_now in differences(before, now)
@@ -233,13 +237,14 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _may_change(key: str) -> bool:
+    """Return whether a key may change when a run is resumed."""
     return key.startswith(MAY_CHANGE)
 
 
 def _new_folder(title: str) -> Path:
-    """Runs that start in the same second get numbers."""
-    word = re.sub(r"[^\w.]+", "-", title)
-    stem = Path("runs") / f"{word}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """Create and return a folder in `runs`; runs of the same second get numbers."""
+    name = re.sub(r"[^\w.]+", "-", title)
+    stem = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1
     while True:
         folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")

@@ -1,7 +1,7 @@
-"""One run in a folder at a time: `run.lock` is locked by rank 0's process for as long as it trains,
-and says who that is.
+"""The lock of a run folder: one run at a time.
 
-A run that was just killed may take a moment to be gone: whoever comes next waits that long.
+The process of rank 0 locks `run.lock` while it trains, and writes its process number and host into
+the file. A run that was just killed may take a moment to end, so locking waits that long.
 """
 
 import contextlib
@@ -15,41 +15,43 @@ from allstep.errors import ConfigError
 from allstep.files.lock import LockTaken, locked
 
 LOCK = "run.lock"
-PATIENCE = 10.0
-"""Seconds that a folder may still be held by a run that was killed."""
+TIMEOUT = 10.0
+"""Seconds to wait for the lock, which a killed run may still hold."""
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Within it no other process holds `folder`.
+    """Hold the lock of `folder` within the context.
 
-    ConfigError when another does, or when nothing can be written there.
+    Raise ConfigError if another process holds it, or if the lock file cannot be written.
     """
     with contextlib.ExitStack() as held:
         try:
-            handle = held.enter_context(locked(folder / LOCK, PATIENCE))
+            handle = held.enter_context(locked(folder / LOCK, TIMEOUT))
         except LockTaken as error:
             holder = error.holder or "another process"
             raise ConfigError(
-                f"{folder}: is being trained by {holder}; wait for its end, or give another --out"
+                f"{folder}: is being trained by {holder}; wait for its end, or choose another --out"
             ) from error
         except OSError as error:
-            raise ConfigError(
-                f"{folder / LOCK}: cannot be written: {error.strerror or error}"
-            ) from error
-        _sign(handle, f"process {os.getpid()} on {socket.gethostname()}")
+            reason = error.strerror or error
+            raise ConfigError(f"{folder / LOCK}: cannot be written: {reason}") from error
+        _write_holder(handle, f"process {os.getpid()} on {socket.gethostname()}")
         yield
-        _sign(handle, "")
+        _write_holder(handle, "")
 
 
 def check_free(folder: Path) -> None:
-    """ConfigError when `hold` would raise one."""
+    """Raise ConfigError if `hold` would raise it."""
     with hold(folder):
         pass
 
 
-def _sign(handle: int, who: str) -> None:
-    """For the message to others only, so a disk that is full does no harm."""
+def _write_holder(handle: int, who: str) -> None:
+    """Write the holder's name into the lock file.
+
+    It is only used in error messages of other processes, so a full disk is ignored.
+    """
     with contextlib.suppress(OSError):
         os.ftruncate(handle, 0)
         os.pwrite(handle, os.fsencode(who), 0)

@@ -1,6 +1,6 @@
-"""A run that is there already: its config, read back, and what somebody may want of it.
+"""An existing run: its config, and a request to evaluate its weights.
 
-No torch in here: a launcher can afford it.
+This module needs no torch, so a launcher can import it.
 """
 
 from collections.abc import Sequence
@@ -14,66 +14,67 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.config.trust import TRUST, check_factory
 
 Which = Literal["last", "best"]
-PartName = Literal["test", "validation", "train"]
-_FIXED = ("data.mean", "data.std", "data.augment", "data.mix")
+SplitName = Literal["test", "validation", "train"]
+_FIXED_KEYS = ("data.mean", "data.std", "data.augment", "data.mix")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Which weights of a run shall be evaluated, on which samples."""
+    """A request: which weights of a run to evaluate, on which samples."""
 
     folder: Path
-    """Of the run."""
-    part: PartName = "test"
+    """Run folder."""
+    split: SplitName = "test"
+    """Split to evaluate."""
     which: Which | None = None
-    """None: those that the run itself would test."""
+    """Weights to evaluate; None for those that the run itself would test."""
     place: str | None = None
-    """Of other data than the run's; all of it counts then."""
-    words: Sequence[str] = ()
-    """ "key=value", of the keys of data."""
+    """Place of other data than the run's, all of which is evaluated; None for the run's."""
+    overrides: Sequence[str] = ()
+    """Changes of the config as "key=value", only of keys in `data`."""
     device: str = "auto"
     trust: bool = False
-    """Execute the model code that the run folder names, also without a proof of its origin."""
+    """Execute the model code that the run folder names, even without a proof of its origin."""
 
     def config(self) -> RunConfig:
-        """The run's config with the words on top.
+        """Return the run's config with the changes.
 
-        ConfigError when there is no run, or a word that would make it another one.
+        Raise ConfigError if there is no run, or if a change does not fit a trained model.
         """
-        for word in self.words:
-            key = word.partition("=")[0]
+        for override in self.overrides:
+            key = override.partition("=")[0]
             if not key.startswith("data."):
                 raise ConfigError(
-                    f"{word}: the run is what it is; only keys of its data can be set here, such as"
-                    " data.test=FOLDER"
+                    f"{override}: the config of a trained run is fixed; only keys of data can be"
+                    " set here, such as data.test=FOLDER"
                 )
-            if key in _FIXED:
+            if key in _FIXED_KEYS:
                 raise ConfigError(
-                    f"{word}: the net was trained with what the run says, so {key} cannot be set"
+                    f"{override}: the model was trained with the run's {key}, which cannot be set"
                     " here"
                 )
-        return run_config(self.folder, self.words, self.trust)
+        return run_config(self.folder, self.overrides, self.trust)
 
 
-def run_config(folder: Path, words: Sequence[str] = (), trust: bool = False) -> RunConfig:
-    """The config of the run in `folder`, with `words` ("key=value") on top.
+def run_config(folder: Path, overrides: Sequence[str] = (), trust: bool = False) -> RunConfig:
+    """Return the config of the run in `folder`, with `overrides` ("key=value") on top.
 
-    trust: accept a model of another person's code; see `train.config.trust`.
+    `trust` accepts a model of another user's code; see `train.config.trust`.
     """
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(
-            f"{folder}: {_what_is_wrong(folder)}; expected a run folder, as `allstep train`"
-            " makes it"
+            f"{folder}: {_what_is_wrong(folder)}; expected a run folder of `allstep train`"
         )
-    config = read_config(str(file), [*words, f"{TRUST}=true"] if trust else words)
+    config = read_config(str(file), [*overrides, f"{TRUST}=true"] if trust else overrides)
     if not trust:
-        # Also where the folder has nothing yet that would mark it as a run's.
+        # Check it also if the folder has no file yet that marks it as a run folder.
         check_factory(file, config.model)
     return config
 
 
 def _what_is_wrong(folder: Path) -> str:
+    """Return why `folder` is not a run folder."""
     if folder.is_dir():
-        return "holds no run, there is no config.yaml in it"
+        return "holds no run: it has no config.yaml"
     return "is a file" if folder.exists() else "there is no such folder"

@@ -1,5 +1,7 @@
-"""A folder for files that nobody keeps, made where a run would be: if it cannot be written there,
-neither could the run."""
+"""A temporary folder on the file system of the run folder.
+
+If it cannot be written, the run folder could not be written either.
+"""
 
 import shutil
 import tempfile
@@ -13,8 +15,10 @@ from allstep.world import World
 
 @contextmanager
 def scratch(world: World, near: Path | None = None) -> Iterator[Path]:
-    """A folder of rank 0 for as long as it lasts, known to all ranks: in the nearest folder of
-    `near` that exists, else where such go."""
+    """Provide a temporary folder of rank 0 within the context, with the same path on all ranks.
+
+    It is made in the nearest existing parent of `near` (default: the system's temporary folder).
+    """
     from allstep.comm.group import agree
 
     made = agree.rank_0_decides(world, lambda: make_scratch(near))
@@ -26,7 +30,10 @@ def scratch(world: World, near: Path | None = None) -> Iterator[Path]:
 
 
 def make_scratch(near: Path | None = None) -> Path:
-    """A new folder. ConfigError where none can be made, for there no run could be either."""
+    """Create and return a temporary folder; see `scratch` for `near`.
+
+    Raise ConfigError if that is not possible, because a run folder could not be made there either.
+    """
     place = (
         None if near is None else next(each for each in near.absolute().parents if each.is_dir())
     )

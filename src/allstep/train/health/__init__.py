@@ -1,4 +1,4 @@
-"""Is the run still sound: divergence, replicas that differ, a request to stop, a state that fits.
+"""Health of a run: divergence, unequal replicas, stop requests, and a valid state in checkpoints.
 
 May import: `train.checkpoint` and below. Start with `divergence`.
 """

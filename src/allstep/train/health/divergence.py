@@ -1,23 +1,24 @@
-"""A loss that has gone wrong, in words: when, with which samples, at which rate, and what to try.
+"""Divergence of the loss: when, with which samples, at which learning rate, and what to try.
 
-`LossWatch` is told the loss of every step and compares it with the best so far:
+`LossWatch` receives the loss of every step and compares it with the best so far:
 
 ```
-loss |          x x x x x x  Diverged: above the limit for 50 steps        nan, inf, a million limits   Diverged at once
-10x  |- - - x - - - - - - -  Spike: it came back; an event, not an end
+loss |          x x x x x x  Diverged: above the limit for 50 steps
+10x  |- - - x - - - - - - -  Spike: the loss recovered; an event, not an end
      |\\   / \\ /
 best |_\\_/___x               best: the lowest mean over about the last 10 steps
      +----------------> steps
+     nan, inf, or a million times the limit: Diverged at once
 ```
 
 The limit is 10 times the best, but at least half of the first loss: near the end of a good run the
-best is so low that a single mislabelled picture is worth more than 10 times of it. From a million
-limits no net comes back: its loss may fall again, to that of guessing, while the running statistics
-of its norms have become infinite. Those are looked at before each evaluation, by whoever calls
-`LossWatch`.
+best is so low that a single mislabelled image costs more than 10 times as much. Above a million
+times the limit no model recovers: its loss may fall again, to that of guessing, while the running
+statistics of its norms have become infinite. The caller of `LossWatch` checks these before each
+evaluation.
 
-`explain` then makes the message out of what is known. Remedies stand in the order in which they are
-likely to help, and only those whose reason is given by the facts.
+`explain` makes a message of the known facts. It lists only remedies for which the facts give a
+reason, the most promising first.
 """
 
 import math
@@ -30,97 +31,111 @@ from allstep.optim.scaling import SCALINGS
 from allstep.train.config.recipes import BASES
 from allstep.train.config.run_config import NEUTRAL, ResolvedConfig
 
-_BEYOND = 10.0
+_LIMIT = 10.0
+"""The limit of the loss, as a multiple of the best loss so far."""
 _OF_THE_FIRST = 0.5
-_PATIENCE = 50
-_HOPELESS = 1e6  # limits
-_SMOOTH = 0.9  # looks back about 10 steps
-_MOST_SAMPLES = 8
-_MOST_PLACES = 3
-_LONG_WARM_UP = 5.0  # epochs, as Goyal et al. 2017 use it
-_FAR = 8  # times base_batch
-_BOLD = 4  # times the recipe's rate
+"""The lower bound of the limit, as a fraction of the first loss."""
+_MAX_STEPS = 50
+"""Steps above the limit after which a run has diverged."""
+_HOPELESS = 1e6
+"""Multiple of the limit above which a run has diverged at once."""
+_SMOOTH = 0.9
+"""Factor of the exponential mean of the loss, which covers about 10 steps."""
+_MAX_SAMPLES = 8
+"""Number of samples that a message lists."""
+_MAX_PLACES = 3
+"""Number of samples up to which a message gives their places."""
+_LONG_WARM_UP = 5.0
+"""Epochs of a long warm-up, as in Goyal et al. 2017."""
+_LARGE_BATCH = 8
+"""Multiple of base_batch from which layer-wise learning rates are recommended."""
+_LARGE_LR = 4
+"""Multiple of the recipe's learning rate from which the recipe's is recommended."""
 _LAYERWISE = {
-    "sgd": (
-        "optimizer.name=lars",
-        "optimizer.trust_coefficient=0.02",
-    ),  # its own, 0.001, wants rates far above SGD's
+    # The default coefficient of LARS, 0.001, needs learning rates far above those of SGD.
+    "sgd": ("optimizer.name=lars", "optimizer.trust_coefficient=0.02"),
     "adamw": ("optimizer.name=lamb",),
 }
-"""As docs/large-batch.md recommends them for the rate that is there."""
+"""Layer-wise optimizers for the same learning rate, as docs/large-batch.md recommends them."""
 
 
 @dataclass(frozen=True)
 class Spike:
-    """The loss was beyond the limit for a while, and came back."""
+    """The loss was above the limit for some steps and recovered."""
 
     step: int
-    """The first beyond it."""
+    """First step above the limit."""
     steps: int
-    """How many were."""
+    """Number of steps above the limit."""
     peak: float
+    """Highest loss of these steps."""
     best: float
+    """Best loss so far."""
 
     def __str__(self) -> str:
         long = "1 step" if self.steps == 1 else f"{self.steps} steps"
         return (
             f"the loss rose to {self.peak:.4g} at step {self.step} (best so far {self.best:.4g})"
-            f" and came back after {long}"
+            f" and recovered after {long}"
         )
 
 
 @dataclass(frozen=True)
 class Diverged:
-    """The loss is not a number, or has stayed beyond the limit; or a tensor of the net is not
-    finite."""
+    """The loss is not finite or stayed above the limit, or a tensor of the model is not finite."""
 
     step: int
     loss: float
     best: float | None
-    """None when there was no good step."""
+    """Best loss so far; None if there was no good step."""
     since: int
-    """The first step beyond the limit."""
+    """First step above the limit."""
     broken: str = ""
-    """The tensor that is not finite, where the loss is."""
+    """Name of a tensor that is not finite while the loss is finite, else ""."""
 
     def __str__(self) -> str:
         best = f"; the best so far was {self.best:.4g}" if self.best is not None else ""
+        loss = f"{self.loss:.4g}" if math.isfinite(self.loss) else f"{self.loss}"
         if self.broken:
-            return (
-                f"{self.broken} is not finite after step {self.step}, though the loss is"
-                f" {self.loss:.4g}{best}"
-            )
+            after = f"after step {self.step}, though the loss is {loss}{best}"
+            return f"{self.broken} is not finite {after}"
+        reached = f"the loss is {loss} at step {self.step}{best}"
         if not math.isfinite(self.loss):
-            return f"the loss is {self.loss} at step {self.step}{best}"
+            return reached
         if self.since == self.step:
-            return (
-                f"the loss is {self.loss:.4g} at step {self.step}{best}: no net comes back from"
-                " there"
-            )
-        long = f"it has been beyond {_BEYOND:g} times that since step {self.since}"
-        return f"the loss is {self.loss:.4g} at step {self.step}{best}, and {long}"
+            return f"{reached}: no model recovers from that"
+        long = f"it has been beyond {_LIMIT:g} times that since step {self.since}"
+        return f"{reached}, and {long}"
 
 
 @dataclass
 class LossWatch:
-    """Sees every step.
+    """Detector of spikes and divergence, which sees the loss of every step.
 
-    Plain numbers, for checkpoints: `LossWatch(**asdict(watch))` goes on where `watch` was.
+    All fields are plain numbers for checkpoints: `LossWatch(**asdict(watch))` continues from
+    `watch`.
     """
 
     step: int = 0
+    """Number of steps seen."""
     first: float = 0.0
+    """Loss of the first step."""
     smooth: float = 0.0
+    """Exponentially weighted sum of the losses."""
     weight: float = 0.0
+    """Sum of the weights of `smooth`."""
     best: float | None = None
+    """Lowest exponential mean so far."""
     since: int = 0
-    """The first step beyond the limit; 0 when the last one was not."""
+    """First step above the limit; 0 if the last step was not above it."""
     peak: float = 0.0
+    """Highest loss since then."""
 
     def see(self, loss: float, count: int) -> Spike | Diverged | None:
-        """The next step: its mean loss over `count` samples, of all ranks or of this one.
+        """Count a step and return a spike that ended, a divergence, or None.
 
-        A step without samples says nothing.
+        `loss` is the mean over `count` samples, of all ranks or of this one. A step without samples
+        only counts.
         """
         self.step += 1
         if not count:
@@ -129,34 +144,33 @@ class LossWatch:
             return Diverged(self.step, loss, self.best, self.since or self.step)
         if loss > self.limit:
             return self._beyond(loss)
-        spike = (
-            Spike(self.since, self.step - self.since, self.peak, self.best or 0.0)
-            if self.since
-            else None
-        )
+        since, steps, peak = self.since, self.step - self.since, self.peak
+        spike = Spike(since, steps, peak, self.best or 0.0) if since else None
         self._keep(loss)
         return spike
 
     @property
     def limit(self) -> float:
-        """What a loss may be; the first may be anything."""
-        return (
-            math.inf if self.best is None else max(_BEYOND * self.best, _OF_THE_FIRST * self.first)
-        )
+        """Return the limit of the loss; infinity before the first step."""
+        if self.best is None:
+            return math.inf
+        return max(_LIMIT * self.best, _OF_THE_FIRST * self.first)
 
     def _beyond(self, loss: float) -> Diverged | None:
+        """Count a step above the limit; return the divergence if it is one."""
         self.since, self.peak = self.since or self.step, max(self.peak, loss)
         if loss > _HOPELESS * self.limit:
             return Diverged(self.step, loss, self.best, self.step)
-        if self.step - self.since < _PATIENCE:
+        if self.step - self.since < _MAX_STEPS:
             return None
         return Diverged(self.step, loss, self.best, self.since)
 
     def broken(self, name: str, loss: float) -> Diverged:
-        """The tensor of that name was found not to be finite, after a step of that loss."""
+        """Return the divergence for a tensor `name` that is not finite after a step of `loss`."""
         return Diverged(self.step, loss, self.best, self.step, name)
 
     def _keep(self, loss: float) -> None:
+        """Count a step below the limit."""
         self.since, self.peak = 0, 0.0
         self.first = self.first if self.weight else loss
         self.smooth = _SMOOTH * self.smooth + (1 - _SMOOTH) * loss
@@ -167,165 +181,176 @@ class LossWatch:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A sample of the step at which it went wrong."""
+    """A sample of the step at which a run diverged."""
 
     rank: int
     number: int
+    """Number of the sample in its source."""
     place: str = ""
-    """Where it lies: a file, or a record of one."""
+    """Place where it is stored: a file, or a record of one."""
     is_finite: bool = True
-    """Whether its input was, as it came to the net."""
+    """Whether the sample was finite as input of the model."""
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What is known of the step."""
+    """Facts about the step at which a run diverged."""
 
     samples: int
-    """Seen before it."""
+    """Samples trained on before the step."""
     epoch: float
-    rate: float
+    lr: float
+    """Learning rate of the step."""
     batch: int
     grad_norm: float | None = None
     suspects: Sequence[Suspect] = ()
-    """Samples whose loss was not finite where that is known, else those of the step."""
+    """Samples whose loss is known not to be finite, else all samples of the step."""
     checkpoint: Path | None = None
-    """The last one that was written while all was well."""
+    """Last checkpoint that was written before the divergence."""
 
 
 def explain(diverged: Diverged, known: Circumstances, config: ResolvedConfig) -> str:
-    """All that helps, a line each; the first says what happened, the others are indented below it."""
+    """Return a message with what happened, the facts and the remedies.
+
+    The first line states what happened; the others are indented below it.
+    """
     norm = "" if known.grad_norm is None else f", gradient norm {known.grad_norm:.3g}"
     lines = [
-        f"{diverged} ({known.samples:,} samples seen, epoch {known.epoch:.2f}; rate"
-        f" {known.rate:.3g}, batch {known.batch}{norm})"
+        f"{diverged} ({known.samples:,} samples seen, epoch {known.epoch:.2f}; lr"
+        f" {known.lr:.3g}, batch {known.batch}{norm})"
     ]
     if known.suspects:
         lines.append(_samples(known))
-    lines.append("what to try, the likeliest first:")
+    lines.append("what to try, most promising first:")
     lines += [f"  {remedy}" for remedy in remedies(known, config)]
     lines.append(_kept(known.checkpoint))
-    # Names of files are among them; only our own line breaks stay.
+    # File names in the lines may contain line breaks, which are escaped.
     return "\n  ".join(map(escaped, lines))
 
 
 def remedies(known: Circumstances, config: ResolvedConfig) -> list[str]:
-    """What may help, the likeliest first: a config key with its value, and why."""
+    """Return what may help, the most promising first, each as "key=value: reason"."""
     return [
         *_by_input(known),
         *_by_precision(config),
-        *_by_rate(known, config),
+        *_by_lr(known, config),
         *_by_gradients(known, config),
     ]
 
 
 def _by_input(known: Circumstances) -> Iterator[str]:
+    """Yield the advice for samples that are not finite."""
     bad = [suspect for suspect in known.suspects if not suspect.is_finite]
     if bad:
-        numbers = ", ".join(str(suspect.number) for suspect in bad[:_MOST_SAMPLES])
+        numbers = ", ".join(str(suspect.number) for suspect in bad[:_MAX_SAMPLES])
         yield (
-            f"look at the samples {numbers}: as input of the net they are not finite, so the data"
+            f"inspect the samples {numbers}: as input of the model they are not finite, so the data"
             " or data.mean, data.std are wrong"
         )
 
 
 def _by_precision(config: ResolvedConfig) -> Iterator[str]:
+    """Yield the advice for float16."""
     if config.precision == "float16":
         yield "precision=bfloat16: float16 ends at 65504, bfloat16 has the range of float32"
 
 
-def _by_rate(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
-    optimizer, schedule = config.optimizer, config.schedule
-    scaled = SCALINGS[optimizer.scaling](1.0, config.batch, optimizer.base_batch)
-    to = f"{scaled:.3g} times that of base_batch {optimizer.base_batch}"
+def _by_lr(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
+    """Yield the advice for a high learning rate."""
+    optimizer = config.optimizer
     own = BASES[config.recipe]().optimizer if config.recipe in BASES else optimizer
-    if (own.name, own.base_batch) == (
-        optimizer.name,
-        optimizer.base_batch,
-    ) and optimizer.lr > _BOLD * own.lr:
-        whose = "the default" if config.recipe == NEUTRAL else "the recipe's own rate"
+    is_comparable = (own.name, own.base_batch) == (optimizer.name, optimizer.base_batch)
+    if is_comparable and optimizer.lr > _LARGE_LR * own.lr:
+        whose = "the default" if config.recipe == NEUTRAL else "the recipe's own lr"
         yield (
             f"optimizer.lr={own.lr:g}: {whose}; {optimizer.lr:g} is {optimizer.lr / own.lr:.3g}"
             " times that"
         )
-    longer = _longer(config)
-    words = ["schedule.warmup_kind=gradual"] if schedule.warmup_kind == "none" else []
-    words += [f"schedule.warmup={longer:g}"] if config.warmup_epochs < longer else []
-    if (
-        scaled > 1 and words and schedule.shape != "one-cycle"
-    ):  # which rises by itself, and takes no warm-up
-        rises = (
-            f"rises to {to} within {config.warmup:g} epochs"
-            if config.warmup
-            else f"is {to}, from the first step on"
-        )
-        yield f"{' '.join(words)}: the rate {rises}"
-    if known.batch >= _FAR * optimizer.base_batch:
+    yield from _by_warm_up(config)
+    if known.batch >= _LARGE_BATCH * optimizer.base_batch:
         yield from _by_batch(known, config)
 
 
+def _by_warm_up(config: ResolvedConfig) -> Iterator[str]:
+    """Yield the advice for a learning rate that is scaled up without a long warm-up."""
+    optimizer, schedule, longer = config.optimizer, config.schedule, _longer(config)
+    scaled = SCALINGS[optimizer.scaling](1.0, config.batch, optimizer.base_batch)
+    keys = ["schedule.warmup_kind=gradual"] if schedule.warmup_kind == "none" else []
+    keys += [f"schedule.warmup={longer:g}"] if config.warmup_epochs < longer else []
+    # The one-cycle schedule rises by itself and has no warm-up.
+    if scaled > 1 and keys and schedule.shape != "one-cycle":
+        to = f"{scaled:.3g} times that of base_batch {optimizer.base_batch}"
+        within = f"rises to {to} within {config.warmup:g} epochs"
+        rises = within if config.warmup else f"is {to}, from the first step on"
+        yield f"{' '.join(keys)}: the learning rate {rises}"
+
+
 def _longer(config: ResolvedConfig) -> float:
-    """Epochs of a warm-up that is long, for a run of that length; it must be over before the rate
-    falls."""
+    """Return the epochs of a long warm-up for a run of this length.
+
+    It must end before the learning rate falls.
+    """
     before = config.milestones[0] / 2 if config.schedule.shape == "step" else config.num_epochs
     return min(_LONG_WARM_UP, max(config.num_epochs / 4, config.warmup_epochs), before)
 
 
 def _by_batch(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
+    """Yield the advice for a batch far above base_batch."""
     optimizer = config.optimizer
-    far = (
-        f"batch {known.batch} is {known.batch / optimizer.base_batch:.3g} times base_batch"
-        f" {optimizer.base_batch}"
-    )
+    times = f"{known.batch / optimizer.base_batch:.3g} times"
+    far = f"batch {known.batch} is {times} base_batch {optimizer.base_batch}"
+    root = ["optimizer.scaling=square-root"] if optimizer.scaling == "linear" else []
     if optimizer.name in _LAYERWISE:
-        words = [
-            *_LAYERWISE[optimizer.name],
-            *["optimizer.scaling=square-root"] * (optimizer.scaling == "linear"),
-        ]
+        keys = " ".join([*_LAYERWISE[optimizer.name], *root])
         yield (
-            f"{' '.join(words)}: {far}, where layers want rates of their own; begin with the rate"
-            f" of {optimizer.name}"
+            f"{keys}: {far}, where layers need learning rates of their own;"
+            f" start with the lr of {optimizer.name}"
         )
-    if optimizer.scaling == "linear":
-        yield f"optimizer.scaling=square-root: {far}, where a rate in proportion is too high"
+    if root:
+        yield f"{root[0]}: {far}, where a proportional learning rate is too high"
 
 
 def _by_gradients(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
+    """Yield the advice for large gradients: clipping, less noise, a lower learning rate."""
     optimizer = config.optimizer
     if optimizer.clip is None:
         yield f"optimizer.clip=1: {_why_clip(known.grad_norm)}"
     if optimizer.noise:
         yield f"optimizer.noise=0: noise of variance {optimizer.noise:g} can be too much"
-    yield f"optimizer.lr={optimizer.lr / 2:g}: half of what it is"
+    yield f"optimizer.lr={optimizer.lr / 2:g}: half of the present value"
 
 
 def _why_clip(norm: float | None) -> str:
+    """Return the reason for gradient clipping."""
     return (
-        "one large gradient cannot do much then"
+        "it limits the effect of one large gradient"
         if norm is None or norm <= 1
         else f"the gradient's norm was {norm:.3g}"
     )
 
 
 def _samples(known: Circumstances) -> str:
-    """Which they were, those with bad input first, by rank; and where those lie that one might want
-    to look at."""
+    """Return a line about the samples of the step, those with bad input first, then by rank.
+
+    Places are given for bad input, and if there are few samples.
+    """
     ordered = sorted(known.suspects, key=lambda suspect: (suspect.is_finite, suspect.rank))
-    shown, more = ordered[:_MOST_SAMPLES], len(ordered) - _MOST_SAMPLES
-    few = (
-        len(ordered) <= _MOST_PLACES and len(ordered) < known.batch
-    )  # a whole batch, or many of it: it is not the samples
-    words = [_sample(suspect, with_place=few or not suspect.is_finite) for suspect in shown]
+    shown, more = ordered[:_MAX_SAMPLES], len(ordered) - _MAX_SAMPLES
+    # If a whole batch or many of its samples are suspect, the samples are not the cause.
+    few = len(ordered) <= _MAX_PLACES and len(ordered) < known.batch
+    listed = [_sample(suspect, with_place=few or not suspect.is_finite) for suspect in shown]
     rest = f" and {more} more" if more > 0 else ""
-    return f"samples of that step: {', '.join(words)}{rest}"
+    return f"samples of that step: {', '.join(listed)}{rest}"
 
 
 def _sample(suspect: Suspect, with_place: bool) -> str:
+    """Return the number of a sample, with place and rank if asked for."""
     place = f" ({suspect.place}) on rank {suspect.rank}" if with_place and suspect.place else ""
     return f"{suspect.number}{place}"
 
 
 def _kept(checkpoint: Path | None) -> str:
+    """Return a line about the last good checkpoint."""
     if checkpoint is None:
-        return "no checkpoint was written while all was well"
+        return "no checkpoint was written before the divergence"
     return f"the last good checkpoint is kept: {checkpoint}"

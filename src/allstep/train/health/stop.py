@@ -1,21 +1,22 @@
-"""Whether the run should stop early: the queue system has sent a signal, or the time it was given
-is nearly over.
+"""Early stop of a run: after a signal of the queue system, or before its time limit.
 
 ```
-queue's warning   SIGTERM or SIGUSR1    -> noted, not acted on: the step under way is finished; an evaluation is cut short
-queue's limit     --max-time            -> before it is over, by what a step, an evaluation and a checkpoint take (at least 1 s)
+SIGTERM, SIGUSR1   warning of the queue: noted only; the current step is finished, but an
+                   evaluation is interrupted
+--max-time         limit of the queue: stop earlier, by the time that a step, an evaluation and
+                   a checkpoint take (at least 1 s)
 
-time given  |------ training ------|- step, evaluate, save -|
-            start                  why: "--max-time ..."
+max-time  |------ training ------|- step, evaluate, save -|
+          start                  why: "--max-time ..."
 ```
 
-A `Stopping` knows only about its own rank. The loop adds what `why` says to a collective of every
-step, so that all ranks stop after the same one, save, and exit with 75 ("saved, resubmit me").
+A `Stopping` knows only its own rank. The loop adds `why` to a collective of every step, so that all
+ranks stop after the same step, save, and exit with 75 ("saved, resubmit me").
 
-The clock runs from the launch where `ALLSTEP_STARTED` (seconds since 1970) tells when that was:
-workers that took a minute to find each other have a minute less. Without it, it runs from here.
-`allstep train` adds the time since boot, which on the same host counts instead: a wall clock that
-is set between the launch and the first step neither ends nor prolongs the run.
+The clock starts at the launch if `ALLSTEP_STARTED` (seconds since 1970) gives its time: workers
+that needed a minute to find each other have a minute less. Otherwise it starts here. `allstep
+train` adds the time since boot, which is used on the same host instead: a wall clock that is set
+between the launch and the first step neither ends nor prolongs the run.
 """
 
 import os
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from allstep.errors import ConfigError
 from allstep.launch import RESUBMIT
@@ -36,18 +37,19 @@ from allstep.launch.signals import heeded
 STARTED = "ALLSTEP_STARTED"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 EVALUATION = "evaluation"
-"""The name of its cost."""
-_LEAST_MARGIN = 1.0
+"""Name of the cost of an evaluation in `note_cost`."""
+_MIN_MARGIN = 1.0
+"""Minimum of the seconds that are reserved for the end of the run."""
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNITS_PATTERN = re.compile("".join(rf"(?:([\d.]+){unit})?" for unit in _UNITS), re.IGNORECASE)
 _COLONS_PATTERN = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 class Stopping:
-    """Notes the first reason to stop. Within `with` it takes the signals (in the main thread, where
-    Python allows it).
+    """Request to stop, with its first reason. As a context manager it handles the signals.
 
-    max_seconds: None for no limit. clock: seconds, for tests.
+    Signals are handled only in the main thread, where Python allows it. `max_seconds` is the time
+    limit (None: no limit); `clock` returns seconds and is replaced in tests.
     """
 
     def __init__(
@@ -58,46 +60,52 @@ class Stopping:
         self._end = None if max_seconds is None else clock() - seconds_since_launch() + max_seconds
         self._costs: dict[str, float] = {}
         self._why: str | None = None
-        self._told = False
+        self._signaled = False
         self._before: dict[signal.Signals, Any] = {}
         self._process = os.getpid()
 
     @property
     def why(self) -> str | None:
-        """The reason, once there is one; it stays. Costs well under a microsecond."""
+        """Return the reason to stop, or None; the first reason is kept.
+
+        The call takes well under a microsecond.
+        """
         if self._why is None and self._end is not None and self._end - self._clock() < self._margin:
             self._why = self._time_is_over()
         return self._why
 
     def must_leave(self) -> bool:
-        """Whether even an evaluation that has begun is too much: after a signal, or when only a
-        step and a checkpoint have time."""
-        if self._end is None or self._told:
-            return self._told
+        """Return whether even a running evaluation must be interrupted.
+
+        This is so after a signal, or if there is only time for a step and a checkpoint.
+        """
+        if self._end is None or self._signaled:
+            return self._signaled
         rest = sum(seconds for what, seconds in self._costs.items() if what != EVALUATION)
-        return self._end - self._clock() < max(_LEAST_MARGIN, rest)
+        return self._end - self._clock() < max(_MIN_MARGIN, rest)
 
     def note_cost(self, what: str, seconds: float) -> None:
-        """What a step, an evaluation or a checkpoint took: any of them may lie between the word to
-        stop and the end.
+        """Record the seconds that a step, an evaluation or a checkpoint took.
 
-        The most that was ever noted of each is kept free.
+        Each may occur between the request to stop and the end, so the maximum of each is reserved.
         """
         self._costs[what] = max(self._costs.get(what, 0.0), seconds)
 
     @property
     def _margin(self) -> float:
-        return max(_LEAST_MARGIN, sum(self._costs.values()))
+        """Return the seconds that are reserved for the end of the run."""
+        return max(_MIN_MARGIN, sum(self._costs.values()))
 
     def _time_is_over(self) -> str:
+        """Return the reason to stop before the time limit."""
         assert self._end is not None
         left = self._end - self._clock()
         given = f"--max-time {self._max_seconds:g} s"
-        if left <= _LEAST_MARGIN:
+        if left <= _MIN_MARGIN:
             return f"{given} is over"
         costs = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._costs.items())
         return (
-            f"{given} is over in {left:.1f} s, and what may come before the end takes up to"
+            f"{given} ends in {left:.1f} s, and finishing takes up to"
             f" {self._margin:.1f} s ({costs})"
         )
 
@@ -116,19 +124,19 @@ class Stopping:
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """Record a signal as the reason to stop (signal handler)."""
         if os.getpid() != self._process:
             _die_of(number)
         else:
-            self._told = True
+            self._signaled = True
             self._why = self._why or signal.Signals(number).name
 
 
 @contextmanager
-def leave_when_told() -> Iterator[None]:
-    """While a process makes ready, before `Stopping` listens: a signal ends it with "resubmit me",
-    since there is nothing to save.
+def exit_on_signal() -> Iterator[None]:
+    """Exit with "resubmit me" on a signal within the context, whatever the process waits for.
 
-    At once, whatever it is waiting for.
+    For the preparations before `Stopping` handles signals, when there is nothing to save.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -138,13 +146,8 @@ def leave_when_told() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:
             _die_of(number)
-            return
-        line = (
-            f"allstep: told to stop by {signal.Signals(number).name} while no step was under way:"
-            " there is nothing to save"
-        )
-        os.write(2, f"{line}\n".encode())
-        os._exit(RESUBMIT)
+        else:
+            _exit_without_saving(number)
 
     before = {number: signal.signal(number, leave) for number in heeded(SIGNALS)}
     try:
@@ -153,18 +156,30 @@ def leave_when_told() -> Iterator[None]:
         _put_back(before)
 
 
+def _exit_without_saving(number: int) -> NoReturn:
+    """Report the signal and end the process with "resubmit me"."""
+    line = (
+        f"allstep: stopped by {signal.Signals(number).name} while no step was running:"
+        " there is nothing to save"
+    )
+    os.write(2, f"{line}\n".encode())
+    os._exit(RESUBMIT)
+
+
 def _die_of(number: int) -> None:
-    """A process that was forked from one that listens must die of the signal, as its parent means
-    it to."""
+    """End this process by the signal with the default handler.
+
+    A process that was forked from one with our handler must end, as its parent expects.
+    """
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def _put_back(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Restore the former signal handlers."""
     for number, handler in handlers.items():
-        signal.signal(
-            number, signal.SIG_DFL if handler is None else handler
-        )  # None: one that Python did not set
+        # None means a handler that was not set by Python.
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def launched_now() -> str:
@@ -173,7 +188,7 @@ def launched_now() -> str:
 
 
 def _boot_id() -> str:
-    """Return a name for this host since it was booted; empty where the kernel gives none."""
+    """Return an identifier of this boot of the host; "" if the kernel gives none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -181,12 +196,16 @@ def _boot_id() -> str:
 
 
 def _seconds_since_boot() -> float:
+    """Return the seconds since the host was booted, suspended time included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def seconds_since_launch(env: Mapping[str, str] | None = None) -> float:
-    """Seconds since the launch that `ALLSTEP_STARTED` tells of; 0 when it does not, or lies in the
-    future (clocks of hosts differ)."""
+    """Return the seconds since the launch that `ALLSTEP_STARTED` gives.
+
+    0 without it, or if the launch is in the future (the clocks of hosts differ). `env` replaces the
+    environment.
+    """
     text = (os.environ if env is None else env).get(STARTED)
     if not text:
         return 0.0
@@ -201,10 +220,10 @@ def seconds_since_launch(env: Mapping[str, str] | None = None) -> float:
 
 
 def parse_time(text: str) -> float:
-    """Seconds, from 90, 90s, 15m, 1h30m, 1.5h, or as Slurm writes them: 30:00 (minutes), 1:30:00,
-    1-12 (days, hours), 1-12:00:00.
+    """Return the seconds of a time such as 90, 90s, 15m, 1h30m or 1.5h.
 
-    A bare number is seconds (Slurm would take it for minutes).
+    Slurm's formats are accepted, too: 30:00 (minutes), 1:30:00, 1-12 (days, hours), 1-12:00:00. A
+    bare number is seconds (in Slurm: minutes). Raise ConfigError for other texts.
     """
     seconds = _parse(text.strip())
     if seconds is None or not 0 < seconds < float("inf"):
@@ -215,16 +234,15 @@ def parse_time(text: str) -> float:
 
 
 def _parse(text: str) -> float | None:
+    """Return the seconds, or None if `text` is not a time."""
     try:
         if re.fullmatch(r"[\d.]+", text):
             return float(text)
         if text and (match := _UNITS_PATTERN.fullmatch(text)):
-            return sum(
-                float(part) * unit
-                for part, unit in zip(match.groups(), _UNITS.values(), strict=True)
-                if part
-            )
-    except ValueError:  # 1.2.3
+            by_unit = zip(match.groups(), _UNITS.values(), strict=True)
+            return sum(float(number) * unit for number, unit in by_unit if number)
+    except ValueError:
+        # Such as 1.2.3.
         return None
     match = _COLONS_PATTERN.fullmatch(text)
     return None if match is None else _with_colons(*match.groups())
@@ -233,11 +251,12 @@ def _parse(text: str) -> float | None:
 def _with_colons(
     days: str | None, first: str, second: str | None, third: str | None
 ) -> float | None:
-    """With days the first number is hours; else two numbers are minutes and seconds.
+    """Return the seconds of a time with colons, or None if it is not one.
 
-    Only the first of all may be 60 and more.
+    With days the first number is hours; else two numbers are minutes and seconds. Only the first
+    number of all may be 60 or more.
     """
-    d, a, b, c = (int(part or 0) for part in (days, first, second, third))
+    d, a, b, c = (int(number or 0) for number in (days, first, second, third))
     if max(b, c) >= 60 or (days is not None and a >= 24):
         return None
     if days is None and third is None:

@@ -1,19 +1,21 @@
-"""The classes of a run, from what its sets know of them.
+"""The classes of a run, derived from what is known about its splits.
 
-| known | then |
+| known | classes |
 |---|---|
-| names (class folders, `classes.txt`, named sets) | that many classes; all sets must have the same names |
-| `data.num_classes` | that many, called by their numbers |
-| neither, but labels that are quick to read | as many as the largest label of the training set says |
-| neither | an error that asks for `data.num_classes`: reading all records to count would take too long |
+| names (class folders, `classes.txt`, named datasets) | these; the same in all splits |
+| `data.num_classes` | that many, named by their numbers |
+| neither, but labels that are quick to read | 0 to the largest label of the training split |
+| neither | ConfigError: set `data.num_classes` (reading all records to count takes too long) |
 
-Labels that are quick to read are held against the number of classes here; those of records when
-their turn comes in training.
+Labels that are quick to read are checked against the number of classes here. The labels of records
+are checked when training reads them.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
 from allstep.data.sources.folder import FolderSource
@@ -23,12 +25,16 @@ from allstep.data.sources.synthetic import SyntheticSource
 from allstep.errors import ConfigError, DataError
 from allstep.train.config.run_config import DataConfig
 
-_QUICK = (ArraySource, IdxSource, CifarSource, FolderSource, SyntheticSource)
-_CIFAR = 10
+_QUICK_LABELS = (ArraySource, IdxSource, CifarSource, FolderSource, SyntheticSource)
+_CIFAR_CLASSES = 10
 
 
-def settle(section: DataConfig, train: Source, others: Iterable[Source]) -> tuple[str, ...]:
-    """Names of the classes; numbers as text where they have none."""
+def class_names(section: DataConfig, train: Source, others: Iterable[Source]) -> tuple[str, ...]:
+    """Return the names of the classes, or their numbers as text where they have no names.
+
+    Raise ConfigError or DataError if the number of classes is unknown, if the splits have different
+    classes, or if a label that is quick to read is out of range.
+    """
     names = _names(section, train)
     for source in others:
         if train.classes and source.classes and source.classes != train.classes:
@@ -39,35 +45,43 @@ def settle(section: DataConfig, train: Source, others: Iterable[Source]) -> tupl
 
 
 def _names(section: DataConfig, train: Source) -> tuple[str, ...]:
+    """Return the class names of the training split; see the table of the module."""
     asked = section.num_classes
     if train.classes:
-        if asked is not None and asked != len(train.classes):
-            raise ConfigError(
-                f"config key 'data.num_classes': the training set has {len(train.classes)} classes "
-                f"({_some(train.classes)}), found {asked}"
-            )
+        _check_number(asked, train.classes)
         check_class_names(train.classes)
         return train.classes
     if train.labeling.problem:
         raise DataError(
             f"{train.place(0).file}: no label can be read; the first: {train.labeling.problem}"
         )
-    if asked is None and not isinstance(train, _QUICK):
+    if asked is None and not isinstance(train, _QUICK_LABELS):
         raise ConfigError(
-            f"the {len(train)} records of {train.place(0).file} do not say how many classes there"
-            " are: set data.num_classes, or put a file classes.txt with their names, one a line,"
-            " beside them"
+            f"the {len(train)} records of {train.place(0).file} do not state how many classes there"
+            " are: set data.num_classes, or put a file classes.txt with their names, one per line,"
+            " next to them"
         )
     return tuple(map(str, range(asked or _count(train))))
 
 
+def _check_number(asked: int | None, names: Sequence[str]) -> None:
+    """Raise ConfigError if `data.num_classes` is set and is not the number of class names."""
+    if asked is not None and asked != len(names):
+        raise ConfigError(
+            f"config key 'data.num_classes': the training split has {len(names)} classes "
+            f"({_some(names)}), found {asked}"
+        )
+
+
 def _count(source: Source) -> int:
+    """Return the number of classes of a source whose labels are quick to read."""
     if isinstance(source, CifarSource):
-        return _CIFAR
+        return _CIFAR_CLASSES
     return int(source.targets().max(initial=0)) + 1
 
 
 def _check_labels(source: Source, num_classes: int) -> None:
+    """Raise DataError for labels that are no class numbers below `num_classes`."""
     if not isinstance(source, ArraySource | IdxSource | CifarSource):
         return
     labels = source.target
@@ -78,30 +92,40 @@ def _check_labels(source: Source, num_classes: int) -> None:
         )
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
-        first = int(wrong[0])
-        more = f", and {len(wrong) - 1} more like it" if len(wrong) > 1 else ""
-        raise DataError(
-            f"sample {first} of {source.place(first).file}: its label is {labels[first]}, expected"
-            f" 0 to {num_classes - 1}{more}: mend the labels, or set data.num_classes"
-        )
+        raise DataError(_wrong_labels(source, labels, wrong, num_classes))
+
+
+def _wrong_labels(
+    source: Source, labels: NDArray[Any], wrong: NDArray[np.intp], num_classes: int
+) -> str:
+    """Return the error message about the samples `wrong`, whose labels are out of range."""
+    first = int(wrong[0])
+    more = f", and {len(wrong) - 1} more like it" if len(wrong) > 1 else ""
+    return (
+        f"sample {first} of {source.place(first).file}: its label is {labels[first]}, expected"
+        f" 0 to {num_classes - 1}{more}: correct the labels, or set data.num_classes"
+    )
 
 
 def _difference(train: Source, other: Source) -> str:
+    """Return the error message about two sources with different classes."""
     ours, theirs = set(train.classes), set(other.classes)
     places = train.place(0).file, other.place(0).file
-    parts = [
+    missing = [
         f"{_some(sorted(only))} only in {whose}"
-        for only, whose in ((ours - theirs, "the training set"), (theirs - ours, "the other"))
+        for only, whose in ((ours - theirs, "the training split"), (theirs - ours, "the other"))
         if only
     ]
-    what = "; ".join(parts) or "the same names in another order"
+    what = "; ".join(missing) or "the same names in another order"
     return (
-        f"the training set has {len(train.classes)} classes and another set {len(other.classes)},"
-        f" not the same ones: {what} (for example {places[0]} and {places[1]})"
+        f"the training split has {len(train.classes)} classes and another split"
+        f" {len(other.classes)}, not the same ones: {what} (for example {places[0]} and"
+        f" {places[1]})"
     )
 
 
 def _some(names: Iterable[str]) -> str:
+    """Return the first five names, and how many more there are, for a message."""
     listed = list(names)
     return ", ".join(map(repr, listed[:5])) + (
         f" and {len(listed) - 5} more" if len(listed) > 5 else ""
@@ -111,16 +135,13 @@ def _some(names: Iterable[str]) -> str:
 def check_same_classes(place: str, theirs: Sequence[str], ours: Sequence[str]) -> None:
     """Raise DataError unless the data at `place` has the classes that a trained model knows.
 
-    Labels are numbers, so the classes must be the same in the same order; classes that are only
-    numbered may mean any.
+    `theirs` are the class names of the data, `ours` those of the model. Labels are numbers, so the
+    classes must be the same in the same order. Classes of the model without names accept any names,
+    if there are not more of them.
     """
     theirs, ours = tuple(theirs), tuple(ours)
-    if (
-        not theirs
-        or not ours
-        or theirs == ours
-        or (not given_names(ours) and len(theirs) <= len(ours))
-    ):
+    fits_numbers = not given_names(ours) and len(theirs) <= len(ours)
+    if not theirs or not ours or theirs == ours or fits_numbers:
         return
     here, there = sorted(set(theirs) - set(ours)), sorted(set(ours) - set(theirs))
     what = "; ".join(
@@ -129,11 +150,11 @@ def check_same_classes(place: str, theirs: Sequence[str], ours: Sequence[str]) -
         if only
     )
     raise DataError(
-        f"{place}: has {len(theirs)} classes, and the net knows {len(ours)}, not the same ones:"
-        f" {what or 'another order'}; a class without pictures needs its folder, too"
+        f"{place}: has {len(theirs)} classes, and the model has {len(ours)}, not the same ones:"
+        f" {what or 'another order'}; keep a folder also for classes without images"
     )
 
 
 def given_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of classes; () where they are only numbered."""
+    """Return the names of the classes; () if they only have numbers."""
     return () if tuple(classes) == tuple(map(str, range(len(classes)))) else tuple(classes)

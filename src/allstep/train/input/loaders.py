@@ -1,11 +1,11 @@
-"""The loaders of a run: training in a new order every epoch, augmented; validation and test as they
-lie, prepared.
+"""The loaders of a run.
 
-With `overfit` all three have the same few training samples, and none is augmented: a net that
-cannot learn these by heart has a mistake in it.
+The training loader has a new order every epoch and augments. The loaders of validation and test
+read in stored order and only prepare. With `overfit` all three read the same few training samples,
+and none augments: a model that cannot memorize these has a bug.
 
-A fourth, `make_sample_loader`, reads a fixed sample of the training split the way validation is
-read, for the end of a run.
+`make_sample_loader` makes a fourth one for the end of a run: it reads a fixed sample of the
+training split in the way of the validation split.
 """
 
 from functools import partial
@@ -20,32 +20,34 @@ from allstep.errors import ConfigError
 from allstep.train.config.check import check_batch
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.images import make_transform
-from allstep.train.input.splits import Parts
+from allstep.train.input.splits import Splits
 from allstep.world import World
 
-_MOST, _VALUES = (
-    500,
-    6_000_000,
-)  # of an evaluation batch of one rank: no gradients are kept, so more fits than in training
-
+# Limits of the evaluation batch of one rank. It may be larger than in training, because no
+# gradients are kept.
+_MAX_EVALUATION_SAMPLES = 500
+_MAX_EVALUATION_VALUES = 6_000_000
 
 SAMPLE = 5000
-"""Training samples that are evaluated at the end of a run, at most; never more than the validation
-split has."""
+"""Maximum number of training samples that are evaluated at the end of a run.
+
+It is further limited by the size of the validation split.
+"""
 
 
 def make_loaders(
     config: ResolvedConfig,
-    parts: Parts,
+    splits: Splits,
     world: World,
     out: Path,
     device: torch.device | None = None,
 ) -> dict[str, Loader]:
-    """By part: train, validation, test.
+    """Return the loaders by split name: train, validation, test.
 
-    Bad samples are listed in `out`; `config` knows its global batch.
+    `out` is the folder for the lists of bad samples. `device` is where batches are used (default:
+    the CPU).
     """
-    check_batch(config, len(parts.train))
+    check_batch(config, len(splits.train))
     section = config.data
     loader = partial(
         Loader,
@@ -55,80 +57,86 @@ def make_loaders(
         budget=section.budget,
         device=device,
     )
-    train, validation, test = parts.train, parts.validation, parts.test
+    train, validation, test = splits.train, splits.validation, splits.test
     if config.overfit is not None:
-        train = validation = test = parts.train.first(config.overfit)
-    many = _evaluation_batch(config, parts, world.size) * world.size
+        train = validation = test = splits.train.first(config.overfit)
+    evaluation_batch = _evaluation_batch(config, splits, world.size) * world.size
     loaders = {
         "train": loader(
             train.source,
-            transform=_training(config, parts),
+            transform=_training(config, splits),
             batch=config.batch,
             seed=config.seed,
             numbers=train.numbers,
             quarantine=out / "quarantine.jsonl",
         )
     }
-    for name, part in (("validation", validation), ("test", test)):
+    for name, split in (("validation", validation), ("test", test)):
         loaders[name] = loader(
-            part.source,
-            transform=make_transform("prepare", section, part.seen),
-            batch=many,
+            split.source,
+            transform=make_transform("prepare", section, split.seen),
+            batch=evaluation_batch,
             seed=None,
-            numbers=part.numbers,
+            numbers=split.numbers,
             quarantine=out / f"quarantine-{name}.jsonl",
         )
     return loaders
 
 
 def make_sample_loader(
-    config: ResolvedConfig, parts: Parts, world: World, device: torch.device | None
+    config: ResolvedConfig, splits: Splits, world: World, device: torch.device | None
 ) -> Loader | None:
-    """A fixed sample of the training split, prepared as for evaluation; None with `overfit`, where
-    validation is that already.
+    """Return a loader of a fixed sample of the training split, prepared as for evaluation.
 
-    As many samples as the validation split has, at most `SAMPLE`, chosen by `data.split_seed`.
-    Training has listed its bad samples before: here they are left out without a limit.
+    The sample has as many samples as the validation split, at most `SAMPLE`, chosen by
+    `data.split_seed`. Return None with `overfit`, where the validation split is such a sample
+    already. Bad samples are skipped without a limit, because training has counted and listed them.
     """
     if config.overfit is not None:
         return None
     section = config.data
-    part = parts.train.sample(min(SAMPLE, len(parts.validation)), section.split_seed)
-    ours, theirs = parts.prepared_shape(part), parts.evaluated_shape
+    split = splits.train.sample(min(SAMPLE, len(splits.validation)), section.split_seed)
+    ours, theirs = splits.prepared_shape(split), splits.evaluated_shape
     if ours != theirs:
         raise ConfigError(
-            f"data.prepare={section.prepare!r} leaves training pictures of {_size(ours)} and"
-            f" validation pictures of {_size(theirs)}; add a step to data.prepare that makes them"
+            f"data.prepare={section.prepare!r} leaves training images of {_size(ours)} and"
+            f" validation images of {_size(theirs)}; add a step to data.prepare that makes them"
             " equal, such as Resize or CentreCrop"
         )
     return Loader(
-        part.source,
-        make_transform("prepare", section, part.seen),
-        batch=_evaluation_batch(config, parts, world.size) * world.size,
+        split.source,
+        make_transform("prepare", section, split.seen),
+        batch=_evaluation_batch(config, splits, world.size) * world.size,
         world=world,
         seed=None,
-        numbers=part.numbers,
+        numbers=split.numbers,
         workers=section.workers,
-        budget=len(part),
+        budget=len(split),
         device=device,
     )
 
 
 def _size(shape: tuple[int, int, int]) -> str:
+    """Return a shape as text, such as 3x32x32."""
     return "x".join(map(str, shape))
 
 
-def _training(config: ResolvedConfig, parts: Parts) -> Transform | None:
-    seen = parts.train.seen
+def _training(config: ResolvedConfig, splits: Splits) -> Transform | None:
+    """Return the transform of the training loader."""
+    seen = splits.train.seen
     if config.overfit is not None:
         return make_transform("prepare", config.data, seen)
     return make_transform(
-        "augment", config.data, seen, spelled_mix(config.data.mix), parts.num_classes
+        "augment", config.data, seen, spelled_mix(config.data.mix), splits.num_classes
     )
 
 
-def _evaluation_batch(config: ResolvedConfig, parts: Parts, size: int) -> int:
-    """Samples of one rank: as many as in training, or more where pictures are small."""
-    channels, height, width = parts.evaluated_shape
+def _evaluation_batch(config: ResolvedConfig, splits: Splits, size: int) -> int:
+    """Return the samples per rank of an evaluation batch.
+
+    They are as many as in a training micro-batch, or more where images are small.
+    """
+    channels, height, width = splits.evaluated_shape
     trained = config.batch // (size * config.accumulation)
-    return max(1, trained, min(_MOST, _VALUES // (channels * height * width)))
+    by_values = _MAX_EVALUATION_VALUES // (channels * height * width)
+    return max(1, trained, min(_MAX_EVALUATION_SAMPLES, by_values))

@@ -1,9 +1,8 @@
-"""Mean and std of a training set's pictures, by channel: what is taken off and divided by before a
-net sees them.
+"""Mean and std of the training images by channel, with which the input of a model is normalized.
 
-Measured on up to 5,000 training pictures, spread over the set and made ready as for evaluation (up
-to 1,000 where they must be decoded). uint8 has 256 levels, so they are counted, and the figures are
-the same on every machine.
+They are measured on up to 5,000 training images (up to 1,000 if they must be decoded), spread over
+the split and prepared as for evaluation. The 256 levels of uint8 are counted in integers, so the
+result is the same on every machine.
 """
 
 from collections.abc import Iterator
@@ -14,53 +13,56 @@ from numpy.typing import NDArray
 from allstep.data.loading.fill import Recipe, drop_bad, fill, gives_blocks
 from allstep.errors import DataError
 from allstep.train.input.images import make_transform
-from allstep.train.input.splits import Parts
+from allstep.train.input.splits import Splits
 
-_PICTURES, _DECODED = 5000, 1000
-_AT_ONCE = 1 << 22  # bytes of pictures: they stay in the cache
-_LEAST = 1e-3  # a channel that is the same everywhere has no std to divide by
+_MAX_IMAGES, _MAX_DECODED = 5000, 1000
+_BLOCK_BYTES = 1 << 22
+"""Size of the blocks in which images are read; small enough for the cache."""
+_MIN_STD = 1e-3
+"""Lower limit of the std: a constant channel has std 0, by which nothing can be divided."""
 
 
-def measure(parts: Parts) -> dict[str, tuple[float, ...]]:
-    """`mean` and `std` of each channel, from 0 to 255; as the config gives them, where it does."""
-    if parts.mean is not None and parts.std is not None:
-        return {"mean": parts.mean, "std": parts.std}
-    count, total, squares = 0, np.zeros(parts.shape[0]), np.zeros(parts.shape[0])
-    for pictures in _some_pictures(parts):
-        number, first, second = _moments(pictures)
+def measure(splits: Splits) -> dict[str, tuple[float, ...]]:
+    """Return `mean` and `std` of each channel, in levels from 0 to 255.
+
+    They are measured unless the config gives them. Raise DataError if there is no good image.
+    """
+    if splits.mean is not None and splits.std is not None:
+        return {"mean": splits.mean, "std": splits.std}
+    count, total, squares = 0, np.zeros(splits.shape[0]), np.zeros(splits.shape[0])
+    for images in _some_images(splits):
+        number, first, second = _moments(images)
         count, total, squares = count + number, total + first, squares + second
     if not count:
         raise DataError(
-            f"{parts.place}: no good picture to measure the mean of; set data.mean and data.std"
+            f"{splits.place}: no good image to measure the mean of; set data.mean and data.std"
         )
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    return {"mean": tuple(mean.tolist()), "std": tuple(np.maximum(std, _LEAST).tolist())}
+    return {"mean": tuple(mean.tolist()), "std": tuple(np.maximum(std, _MIN_STD).tolist())}
 
 
-def _some_pictures(parts: Parts) -> Iterator[NDArray[np.generic]]:
-    """Blocks (n, height, width, channels)."""
-    part, seen = parts.train, parts.train.seen
-    transform = make_transform("prepare", parts.section, seen)
-    numbers = part.some(_PICTURES if seen.dtype is not None else _DECODED)
-    recipe = Recipe(part.source, transform, blocks=gives_blocks(part.source, transform, numbers))
-    height, width, channels = (
-        transform.shape if transform is not None and transform.shape else (*seen.one_size, 1)
-    )
-    each = max(1, _AT_ONCE // (height * width * channels))
+def _some_images(splits: Splits) -> Iterator[NDArray[np.generic]]:
+    """Yield blocks (n, height, width, channels) of prepared training images."""
+    split, seen = splits.train, splits.train.seen
+    transform = make_transform("prepare", splits.section, seen)
+    numbers = split.some(_MAX_IMAGES if seen.dtype is not None else _MAX_DECODED)
+    recipe = Recipe(split.source, transform, blocks=gives_blocks(split.source, transform, numbers))
+    fixed = None if transform is None else transform.shape
+    height, width, channels = fixed or (*seen.one_size, 1)
+    each = max(1, _BLOCK_BYTES // (height * width * channels))
     for begin in range(0, len(numbers), each):
         some = numbers[begin : begin + each]
-        out = (
-            None if transform is None else np.empty((len(some), height, width, channels), np.uint8)
-        )
+        shape = (len(some), height, width, channels)
+        out = None if transform is None else np.empty(shape, np.uint8)
         rows = fill(recipe, some, out, recipe.draw(0, some))
-        pictures = np.asarray(rows.data) if out is None else drop_bad(out, sorted(rows.bad))
-        yield pictures.reshape(-1, height, width, channels)
+        images = np.asarray(rows.data) if out is None else drop_bad(out, sorted(rows.bad))
+        yield images.reshape(-1, height, width, channels)
 
 
-def _moments(pictures: NDArray[np.generic]) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
-    """Pixels of a channel, and the sums of its levels and of their squares."""
-    flat = pictures.reshape(-1, pictures.shape[-1])
+def _moments(images: NDArray[np.generic]) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+    """Return pixels per channel, and by channel the sums of levels and of squared levels."""
+    flat = images.reshape(-1, images.shape[-1])
     if flat.dtype != np.uint8:
         values = flat.astype(np.float64)
         return len(flat), values.sum(0), (values**2).sum(0)

@@ -1,4 +1,4 @@
-"""In which number format a model computes: autocast, loss scaling, casts.
+"""The number format in which a model computes: autocast, loss scaling, casts.
 
-May import: `train.config`. Start with `precision`.
+It may import `train.config`. Start reading at `precision`.
 """

@@ -1,17 +1,19 @@
-"""In which numbers a net computes.
+"""The precision in which a model computes.
 
-| precision | the net computes in | gradients |
+| precision | the model computes in | gradients |
 |---|---|---|
-| float32 | float32 | as they are |
-| bfloat16 | bfloat16 where that is safe (autocast); the same range as float32 | as they are |
-| float16 | float16 where that is safe (autocast); a small range | the loss is scaled up before `backward`, the gradients down after it |
-| float64 | float64, weights too: for comparing, not for speed | as they are |
+| float32 | float32 | unchanged |
+| bfloat16 | bfloat16 where that is safe (autocast); same range as float32 | unchanged |
+| float16 | float16 where that is safe (autocast); a small range | scaled, see below |
+| float64 | float64, weights included; for comparisons, not for speed | unchanged |
 
-`precision: auto` is settled before a `Precision` is made: see `precision_choice`.
+`precision: auto` is replaced by one of these before a `Precision` is created: see
+`precision_choice`.
 
-The scale of float16 halves when a gradient overflows, and that step is left out; it doubles after
-2,000 steps without. It is a number in the checkpoint like any other. Gradients are looked at after
-they were reduced, so that all ranks leave out the same steps.
+In float16 the loss is multiplied by a scale before `backward`, and the gradients are divided by it
+afterwards. The scale halves when a gradient overflows, and that step is skipped; it doubles after
+2,000 steps without an overflow. Checkpoints store it. Gradients are checked after the reduction, so
+that all ranks skip the same steps.
 """
 
 from collections.abc import Mapping
@@ -26,9 +28,9 @@ _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Precision:
-    """How the net of a run computes; `scale` is what a loss is multiplied with.
+    """The precision of a run's model; `scale` is the factor by which the loss is multiplied.
 
-    why: the reason for it, in one line, where it was chosen by `precision: auto`.
+    `why` is the reason in one line, if `precision: auto` chose it.
     """
 
     def __init__(self, name: str, device: torch.device, why: str = "") -> None:
@@ -38,13 +40,15 @@ class Precision:
         self.steps_since = 0
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Within it, the net's arithmetic is that of this precision."""
+        """Return a context in which the model computes in this precision."""
         lower = _AUTOCAST.get(self.name)
         return nullcontext() if lower is None else torch.autocast(self.device.type, dtype=lower)
 
     def unscale(self, gradients: list[Tensor]) -> bool:
-        """Scales reduced gradients back; False when one of them overflowed, and the step is to be
-        left out."""
+        """Divide reduced gradients by the scale.
+
+        Return False if one of them overflowed, so that the step must be skipped.
+        """
         if self.name != "float16" or not gradients:
             return True
         overflowed = torch.zeros((), device=self.device)
@@ -62,22 +66,22 @@ class Precision:
         return not overflowed
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint.
+        """Return the state that a checkpoint stores.
 
-        The reason is not in it: equal states are equal files, on any machine.
+        The reason is not included, so that equal states give equal files on any machine.
         """
         return {"name": self.name, "scale": self.scale, "steps_since": self.steps_since}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint; its name is that of `precision_choice.settle`."""
+        """Restore the scale of a checkpoint; `precision_choice.settle` has restored the name."""
         self.scale, self.steps_since = state["scale"], int(state["steps_since"])
 
 
 def dtype_of_weights(name: str) -> torch.dtype:
-    """The type of parameters and input; `name` may be auto."""
+    """Return the type of parameters and input for the precision `name`, which may be "auto"."""
     return torch.float64 if name == "float64" else torch.float32
 
 
 def exact(logits: Tensor) -> Tensor:
-    """In float32 or better: losses and their sums must not be rounded to 8 bits."""
+    """Return `logits` in at least float32: losses and sums must not be rounded to 8 bits."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

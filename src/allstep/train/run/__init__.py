@@ -1,6 +1,6 @@
 """A run from its start to its end.
 
-`prepare` checks before anything starts, `worker` runs in each rank, `setup` builds the parts,
-`loop` runs them, `finish` tests and reports. May import: all of `train` but `check` and `use`.
-Start with `loop`.
+`prepare` checks the config and the data before workers start, `worker` runs on each rank, `setup`
+builds the components of a run, `loop` trains, `finish` tests. The package may import all of `train`
+except `check` and `use`. Start reading at `loop`.
 """

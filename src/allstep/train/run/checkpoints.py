@@ -1,17 +1,16 @@
-"""The checkpoints of a run under way: asked for here, written by rank 0's `Saver`, told to the
-callbacks; the last one is a must.
+"""The checkpoints of a run: requested here, written by the `Saver` of rank 0.
 
 ```
-_Run ── save ──> Checkpoints ──> Saver (a thread of rank 0) ──> checkpoints/NNN
-                      ^── tell ──────┘ news
-     ── finish ─> is the run, as it is now, on the disk?  yes: it may end (0) or pause (75)
-                                                          no:  every rank ends with 1, and the last
-                                                          line says where a resume begins
+_Run ── save ───> Checkpoints ──> Saver (a thread of rank 0) ──> checkpoints/NNN
+                       ^── report ────┘ results, sent to the callbacks
+     ── finish ─> the current state of the run is on disk:  it may end (status 0) or pause (75)
+                  it is not:  all ranks end with status 1, and the last line names the checkpoint
+                              from which a resume continues
 ```
 
-A checkpoint that cannot be written on the way costs nothing but itself. The last one is different:
-a run that says "ended" or "saved" without it would lose what was trained. So it is tried again for
-some seconds, and all ranks hear how that went.
+If a checkpoint within the run cannot be written, only that checkpoint is lost. The last one is
+required: a run that reports "ended" or "saved" without it would lose its training. So writing it is
+tried again for some seconds, and all ranks get the result.
 """
 
 import time
@@ -31,84 +30,89 @@ from allstep.train.watch.callback import Callback
 
 
 class Checkpoints:
-    """Of `job`.
+    """The checkpoints of the run `job`; `callback` receives an event for each of them.
 
-    Ranks other than 0 write nothing, for all have the same; they hear in `finish` how it went.
+    Only rank 0 writes, since all ranks have the same state; the others get the result in `finish`.
     """
 
     def __init__(self, job: Job, callback: Callback, stopping: Stopping) -> None:
         self.job, self.callback, self.stopping = job, callback, stopping
         self.folder = job.out / "checkpoints"
-        self._news: deque[Saved] = deque()
+        self._results: deque[Saved] = deque()
         self._last = time.monotonic()
-        is_there = (
-            job.standing.owes is None and (self.folder / name_of(job.standing.samples)).is_dir()
-        )
-        self._begun_from = job.standing.samples if is_there else None
+        samples = job.progress.samples
+        is_saved = job.progress.owes is None and (self.folder / name_of(samples)).is_dir()
+        self._begun_from = samples if is_saved else None
         self._saver: Saver | None = None
         if job.world.rank == 0:
-            find_broken = partial(first_not_finite, job.trainer.net)
-            self._saver = Saver(self.folder, job.config.save.keep, self._news.append, find_broken)
-            self._saver.best = job.standing.best_samples if job.standing.best else None
+            find_broken = partial(first_not_finite, job.trainer.model)
+            self._saver = Saver(
+                self.folder, job.config.save.keep, self._results.append, find_broken
+            )
+            self._saver.best = job.progress.best_samples if job.progress.best else None
 
     def are_due(self) -> bool:
-        """By the clock."""
+        """Return whether `save.seconds` have passed since the last checkpoint."""
         seconds = self.job.config.save.seconds
         return seconds is not None and time.monotonic() - self._last >= seconds
 
     def save(self, best: bool = False) -> None:
-        """Rank 0 copies its tensors and goes on."""
+        """Start a checkpoint: rank 0 copies its tensors, and its thread writes them.
+
+        `best` marks it as the best so far.
+        """
         self._last = time.monotonic()
         if self._saver is not None:
             self._saver.save(capture(self.job), best)
 
-    def tell(self) -> None:
-        """What the writer has to say."""
-        while self._news:
-            saved = self._news.popleft()
+    def report(self) -> None:
+        """Send the callback an event for each checkpoint that was written or failed."""
+        while self._results:
+            saved = self._results.popleft()
             if saved.path is not None:
                 self.stopping.note_cost("checkpoint", saved.seconds)
                 self.callback.saved(saved.samples, saved.path)
             else:
-                problem = (
-                    f"checkpoint {saved.samples:012} was not written: {_in_words(saved.error)}"
-                )
-                kept = "what was saved before is kept, and the run goes on"
+                problem = f"checkpoint {saved.samples:012} was not written: {_text(saved.error)}"
+                kept = "earlier checkpoints are kept, and the run continues"
                 self.callback.event(f"{problem}; {kept}", samples=saved.samples)
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Wait until all checkpoints are written, and report them."""
         if self._saver is not None:
             self._saver.close()
-        self.tell()
+        self.report()
 
     def finish(self, what: str) -> None:
-        """Makes sure that the run as it is now is on the disk, else ends all ranks; `what`: that it
-        did so far, for the message."""
+        """Ensure that the current state of the run is on disk, else end all ranks. A collective.
+
+        `what` states for the error message what the run did so far.
+        """
         self.close()
         problem = agree.rank_0_decides(self.job.world, self._missing)
-        self.tell()
+        self.report()
         if problem:
             self.callback.event(
-                f"the last checkpoint was not written: {problem}", samples=self.job.standing.samples
+                f"the last checkpoint was not written: {problem}", samples=self.job.progress.samples
             )
             error = AllstepError(f"{what}, but that is not saved: {problem}; {self._way_on()}")
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 
     def _missing(self) -> str:
-        """Why the run as it is now is not on the disk; empty when it is."""
+        """Write the current state unless it is on disk. Return the problem, "" if there is none."""
         assert self._saver is not None
-        if self.job.standing.samples in (self._saver.last, self._begun_from):
+        if self.job.progress.samples in (self._saver.last, self._begun_from):
             return ""
-        saved = self._saver.insist(capture(self.job))
-        return "" if saved.path is not None else _in_words(saved.error)
+        saved = self._saver.write_or_retry(capture(self.job))
+        return "" if saved.path is not None else _text(saved.error)
 
     def _way_on(self) -> str:
-        """What a resume will do."""
+        """Return how to resume the run, for an error message."""
         path = checkpoint.newest(self.folder, check_resumed).path
-        where = f"from checkpoint {path.name}" if path else "anew, for it has no whole checkpoint"
-        return f"when that is mended, --resume {self.job.out} goes on {where}"
+        start = "the start of the run: there is no complete checkpoint"
+        where = f"checkpoint {path.name}" if path else start
+        return f"once that is fixed, --resume {self.job.out} continues from {where}"
 
 
-def _in_words(error: Exception | None) -> str:
+def _text(error: Exception | None) -> str:
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -1,14 +1,14 @@
-"""The end of a run: which weights are tested, and how good these are on samples that they were
-trained on.
+"""The end of a run: the weights that are tested, and their score on training samples.
 
 ```
-last weights, or the best on the validation part (read back from their checkpoint)
-  |── the test part, once: what is quoted
-  `── a fixed sample of the training split: next to validation it shows over- and underfitting (allstep report)
+last weights, or the best on the validation split (read from their checkpoint)
+  |── the test split, once: the result of the run
+  `── a fixed sample of the training split: compared with validation it shows over- and underfitting
+      (allstep report)
 ```
 
-The training sample is a figure for the report. It changes nothing, and a run does not fail for it:
-a signal cuts it short, and a sample that cannot be read is an event.
+The score on the training sample is only for the report, and a run does not fail because of it: a
+signal interrupts it, and a sample that cannot be read becomes an event.
 """
 
 import copy
@@ -35,16 +35,16 @@ from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Score, TrainingScore
 
 
-def chosen_net(job: Job, callback: Callback) -> tuple[nn.Module, str]:
-    """The net to be tested, and which that is.
+def chosen_model(job: Job, callback: Callback) -> tuple[nn.Module, str]:
+    """Return the model to be tested, and "last" or "best" for the weights that it has.
 
-    All ranks together, when all checkpoints are written.
+    A collective; all checkpoints must be written before.
     """
-    last, choose = job.evaluated_net, job.config.evaluation.weights
-    if choose == "last" or job.standing.best_samples == job.standing.samples:
+    last, choose = job.evaluated_model, job.config.evaluation.weights
+    if choose == "last" or job.progress.best_samples == job.progress.samples:
         return last, choose
-    path = job.out / "checkpoints" / f"{job.standing.best_samples:012}"
-    found, problem = _read_or_not(path, job.parts.classes) if job.world.rank == 0 else (None, "")
+    path = job.out / "checkpoints" / f"{job.progress.best_samples:012}"
+    found, problem = _read_or_not(path, job.splits.classes) if job.world.rank == 0 else (None, "")
     problem = agree.rank_0_decides(job.world, lambda: problem)
     snapshot = broadcast_snapshot(job.world, found)
     if snapshot is None:
@@ -56,9 +56,9 @@ def chosen_net(job: Job, callback: Callback) -> tuple[nn.Module, str]:
 def training_score(
     job: Job, chosen: str, score: Callable[[Loader], Score], callback: Callback
 ) -> TrainingScore | None:
-    """What `score` gives for the training sample, all ranks together; None where there is none.
+    """Return the score on the training sample; None without one or if it failed. A collective.
 
-    `chosen`: as of `chosen_net`.
+    `chosen` is the second value of `chosen_model`. `score` evaluates the model with a loader.
     """
     started = time.perf_counter()
     try:
@@ -68,14 +68,14 @@ def training_score(
     except (UserError, EndedElsewhere) as error:
         callback.event(f"no training accuracy in evaluation mode: {error}")
         return None
-    samples = job.standing.best_samples if chosen == "best" else job.standing.samples
+    samples = job.progress.best_samples if chosen == "best" else job.progress.samples
     return None if found is None else TrainingScore(found, samples, time.perf_counter() - started)
 
 
 def _score_of_sample(job: Job, score: Callable[[Loader], Score]) -> Score | None:
-    device = next(job.trainer.net.parameters()).device
+    device = next(job.trainer.model.parameters()).device
     loader = agree.everyone(
-        job.world, lambda: make_sample_loader(job.config, job.parts, job.world, device)
+        job.world, lambda: make_sample_loader(job.config, job.splits, job.world, device)
     )
     if loader is None:
         return None

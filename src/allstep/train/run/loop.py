@@ -1,17 +1,17 @@
-"""A whole run, as each worker runs it.
+"""The training loop, as it runs on each worker.
 
 ```
-for each batch:   step ── together (one small sum over the ranks) ── log ── evaluate ── save
-at the end:       test, once; then a fixed sample of the training split, in the same way
-told to stop:     after the step, or within an evaluation: save, and the run that goes on from there does the evaluation first
+for each batch:   step ── exchange (one small sum over the ranks) ── log ── evaluate ── save
+at the end:       test, once; then evaluate a fixed sample of the training split
+stop request:     save after the step, or within an evaluation, which the resumed run then repeats
+                  first
 ```
 
-What is due when (an evaluation, a checkpoint, a larger batch) depends on the position alone, so
-that a resumed run does the same; only checkpoints by the clock do not, and they change nothing. The
-test set is read once, after the last update; nothing is chosen by it.
+When an evaluation, a checkpoint or a larger batch is due depends only on the position, so that a
+resumed run does the same. The exception is checkpoints by time, which do not affect the result. The
+test split is read once, after the last update; no choice depends on it.
 """
 
-import math
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from allstep import comm
@@ -34,28 +33,32 @@ from allstep.train.health.replicas import Fingerprint
 from allstep.train.health.stop import EVALUATION, Stopping
 from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
-from allstep.train.run.finish import chosen_net, training_score
+from allstep.train.run.finish import chosen_model, training_score
+from allstep.train.run.progress import crossed
+from allstep.train.run.progress_event import finite, progress_event
 from allstep.train.run.setup import Job, make_job
-from allstep.train.run.start import memory_in_use, opening
-from allstep.train.run.state import crossed
+from allstep.train.run.start import opening
 from allstep.train.score.evaluate import Interrupted, evaluate
 from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome, StepReport
 from allstep.train.step.noise import measure_noise
-from allstep.train.step.step import PHASES, Clock, step
+from allstep.train.step.step import Clock, step
 from allstep.train.watch.callback import Callback, Callbacks
-from allstep.train.watch.events import Evaluated, Progress, Result, Score
+from allstep.train.watch.events import Evaluated, Result, Score
 from allstep.world import World
 
-_COMPARE_EVERY = 500  # updates between two comparisons of the ranks' weights
+# Updates between two comparisons of the ranks' weights.
+_COMPARE_EVERY = 500
 
 
 @dataclass(frozen=True)
 class Paused:
-    """The run stopped before its end, saved, and wants to be started again."""
+    """The result of a run that stopped before its end and was saved, so that it can be resumed."""
 
     samples: int
+    """Samples that the run has trained on."""
     why: str
+    """The reason for stopping."""
 
 
 def train(
@@ -67,44 +70,49 @@ def train(
     snapshot: Snapshot | None = None,
     max_seconds: float | None = None,
 ) -> Result | Paused:
-    """Trains as `config` says, on all ranks of `world`. `callbacks` are told how it goes; only rank
-    0 needs any.
+    """Train the run of `config` on all ranks of `world`. A collective.
 
-    snapshot: a checkpoint of the same run, on all ranks, to go on from. max_seconds: stop and save
-    before they are over.
+    Return the result, or `Paused` if the run was asked to stop before its end.
+
+    - `world`: rank and size of this process, from `allstep.init()`.
+    - `out`: the run folder, for checkpoints and lists of bad samples.
+    - `callbacks`: receive the events of the run; only rank 0 needs any.
+    - `snapshot`: a checkpoint of the same run from which to resume, the same on all ranks; None
+      starts a new run.
+    - `max_seconds`: save and stop before this many seconds have passed; None: no limit.
     """
     comm.init()
     with Stopping(max_seconds) as stopping:
         job = make_job(config.resolved(world.size), world, out, snapshot)
-        told = Callbacks(callbacks)
-        told.start(opening(job, with_flop=bool(callbacks)))
-        run = _Run(job, told, stopping)
+        callback = Callbacks(callbacks)
+        callback.start(opening(job, with_flop=bool(callbacks)))
+        run = _Run(job, callback, stopping)
         try:
             result = run.go()
         finally:
             run.checkpoints.close()
     if isinstance(result, Result):
-        told.end(result)
+        callback.end(result)
     return result
 
 
 class _Run:
-    """A job on its way."""
+    """The execution of a job: its steps, evaluations and checkpoints."""
 
     def __init__(self, job: Job, callbacks: Callback, stopping: Stopping) -> None:
         self.job, self.callbacks, self.stopping = job, callbacks, stopping
         self.clock, self.since_log = Clock(), job.trainer.task.tally()
         self.checkpoints = Checkpoints(job, callbacks, stopping)
-        self.fingerprint = Fingerprint(job.trainer.net, job.world, shared=job.shares_weights)
+        self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
         self.validation: Score | None = None
-        self.first_sample = job.standing.samples
+        self.first_sample = job.progress.samples
         self.training_seconds = self.seconds_since_evaluation = 0.0
         self.aside = {"saving": 0.0, "telling": 0.0}
 
-    # The way
+    # Training
 
     def go(self) -> Result | Paused:
-        """To the end, or until somebody says stop."""
+        """Run to the end, or until a rank is asked to stop."""
         started = time.perf_counter()
         try:
             if not (why := self._train()):
@@ -114,33 +122,34 @@ class _Run:
             return self._pause()
 
     def _train(self) -> str:
-        """All steps. Why there are no more; empty when somebody said stop."""
-        standing, batches = self.job.standing, self._batches()
+        """Run all steps. Return the reason for ending, or "" if asked to stop."""
+        progress, batches = self.job.progress, self._batches()
         self.clock.restart()
-        if standing.owes is not None:
-            self._settle(standing.owes)
+        if progress.owes is not None:
+            self._settle(progress.owes)
         while not (why := self._over()):
-            before, begun = standing.samples, time.perf_counter()
+            before, begun = progress.samples, time.perf_counter()
             stop = self._step(batches)
-            if before != self.first_sample:  # the first step makes ready what the others find
+            # The first step includes one-off set-up.
+            if before != self.first_sample:
                 self.stopping.note_cost("step", time.perf_counter() - begun)
             self._after_step(before)
             if stop:
                 return ""
         batches.close()
         self.fingerprint.finish()
-        self.checkpoints.finish(f"the run is over after {standing.samples} samples ({why})")
+        self.checkpoints.finish(f"the run is over after {progress.samples} samples ({why})")
         return why
 
     def _over(self) -> str:
-        """Why there is no further step; empty when there is."""
-        job, section, best = self.job, self.job.config.evaluation, self.job.standing.best
+        """Return the reason why there is no further step; "" if there is one."""
+        job, section, best = self.job, self.job.config.evaluation, self.job.progress.best
         metric = job.trainer.task.metrics[0]
-        if job.standing.samples >= job.total:
+        if job.progress.samples >= job.total:
             return "all epochs are done"
-        if section.patience is not None and job.standing.worse >= section.patience:
+        if section.patience is not None and job.progress.worse >= section.patience:
             return (
-                f"no better validation {metric.name} in {job.standing.worse} evaluations"
+                f"no better validation {metric.name} in {job.progress.worse} evaluations"
                 " (evaluation.patience)"
             )
         if section.stop_at is not None and best and metric.reaches(best, section.stop_at):
@@ -149,31 +158,30 @@ class _Run:
 
     def _batches(self) -> Generator[Batch]:
         job = self.job
-        job.loaders["train"].batch = job.standing.batch
-        yield from job.loaders["train"].batches(job.standing.samples, job.total)
+        job.loaders["train"].batch = job.progress.batch
+        yield from job.loaders["train"].batches(job.progress.samples, job.total)
 
     def _step(self, batches: Iterator[Batch]) -> bool:
-        """One update, and what all ranks learn of it; whether to stop."""
-        job, standing = self.job, self.job.standing
+        """Run one update and exchange its outcome with all ranks. Return whether to stop."""
+        job, progress = self.job, self.job.progress
         batch, error = self._take(batches)
-        after = min(standing.samples + standing.batch, self._epoch_end(standing.samples))
+        after = min(progress.samples + progress.batch, self._epoch_end(progress.samples))
         job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
-        mine = step(job.trainer, batch, after - standing.samples, self.clock)
+        mine = step(job.trainer, batch, after - progress.samples, self.clock)
         report = StepReport(mine, batch.weight, self.stopping.why is not None, error is not None)
         outcome = job.after_step.exchange(report)
         self.clock.lap("wait")
         if outcome.failed:
             agree.everyone(job.world, lambda: _raise(error))
         self._note(outcome, batch)
-        standing.samples = after
-        standing.updates += 1
+        progress.samples = after
+        progress.updates += 1
         return outcome.stop
 
     def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
-        """The next share.
+        """Return the next share and None; or an empty share and the error if it is invalid.
 
-        Where there is something wrong with it, an empty one, so that this step can end and all
-        ranks hear of it.
+        With the empty share this rank completes the step, after which all ranks learn of the error.
         """
         try:
             batch = next(batches)
@@ -183,8 +191,8 @@ class _Run:
             return self._empty(), error
 
     def _empty(self) -> Batch:
-        nothing = torch.zeros((0, *self.job.parts.shape), dtype=torch.uint8)
-        samples, position = self.job.standing.samples, self.job.standing.samples
+        nothing = torch.zeros((0, *self.job.splits.shape), dtype=torch.uint8)
+        samples, position = self.job.progress.samples, self.job.progress.samples
         none = torch.zeros(0, dtype=torch.int64)
         return Batch(nothing, none, none.numpy(), 0, samples // self.job.num_train, position, {})
 
@@ -192,9 +200,9 @@ class _Run:
         return (position // self.job.num_train + 1) * self.job.num_train
 
     def _note(self, outcome: StepOutcome, batch: Batch) -> None:
-        """Add the step of all ranks to what is known of the run."""
+        """Add the step of all ranks to the sums, the loss watch, the noise scale and the EMA."""
         job, total = self.job, outcome.tally
-        self.since_log, job.standing.since = self.since_log + total, job.standing.since + total
+        self.since_log, job.progress.since = self.since_log + total, job.progress.since + total
         norms = job.trainer.optimizer.norms
         self._judge(job.watch.see(total.score().loss, int(total.count)), batch)
         if job.noise is not None and norms is not None:
@@ -203,7 +211,7 @@ class _Run:
             job.ema.update()
 
     def _judge(self, verdict: Spike | Diverged | None, batch: Batch) -> None:
-        """A spike is told; a loss that has diverged ends the run on all ranks, before it is saved."""
+        """Report a spike of the loss; end the run on all ranks, unsaved, if it has diverged."""
         if isinstance(verdict, Spike):
             self.callbacks.event(
                 str(verdict), step=verdict.step, peak=verdict.peak, best=verdict.best
@@ -212,142 +220,116 @@ class _Run:
             self.checkpoints.close()
             known = circumstances(self.job, batch)
             self.callbacks.event(
-                str(verdict), step=verdict.step, samples=known.samples, lr=known.rate
+                str(verdict), step=verdict.step, samples=known.samples, lr=known.lr
             )
             error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 
-    # What is due
+    # What is due after a step
 
     def _after_step(self, before: int) -> None:
-        job, standing = self.job, self.job.standing
-        if standing.updates % _COMPARE_EVERY == 0:
-            self.fingerprint.start(standing.updates)
-        elif standing.updates % _COMPARE_EVERY == 1:
+        job, progress = self.job, self.job.progress
+        if progress.updates % _COMPARE_EVERY == 0:
+            self.fingerprint.start(progress.updates)
+        elif progress.updates % _COMPARE_EVERY == 1:
             self.fingerprint.finish()
-        if self._evaluates(before) or standing.updates % job.config.log_every == 0:
+        if self._evaluates(before) or progress.updates % job.config.log_every == 0:
             self._log()
         self._settle(before)
         with self._aside("telling"):
-            self.checkpoints.tell()
+            self.checkpoints.report()
         self.clock.lap("update")
 
     def _evaluates(self, before: int) -> bool:
-        job, samples = self.job, self.job.standing.samples
+        job, samples = self.job, self.job.progress.samples
         return samples == job.total or crossed(
             before, samples, job.config.evaluation.every * job.num_train
         )
 
     def _settle(self, before: int) -> None:
-        """What the last step, which began at `before`, made due.
+        """Do what is due after the last step, which began at `before` samples.
 
-        An evaluation may be interrupted: then the run owes all of it.
+        This is an evaluation, growth of the batch and a checkpoint. If the evaluation is
+        interrupted, `progress.owes` records that all of it is still due.
         """
-        job, standing = self.job, self.job.standing
-        standing.owes = before
+        job, progress = self.job, self.job.progress
+        progress.owes = before
         is_best = self._evaluates(before) and self._evaluate()
-        standing.owes = None
+        progress.owes = None
         self._grow()
         per_epoch = job.config.save.epochs
-        ends = standing.samples == job.total
-        if (
-            is_best
-            or ends
-            or crossed(before, standing.samples, per_epoch and per_epoch * job.num_train)
-        ):
+        ends = progress.samples == job.total
+        interval = per_epoch and per_epoch * job.num_train
+        if is_best or ends or crossed(before, progress.samples, interval):
             self._save(is_best)
         elif self.checkpoints.are_due():
             self._save()
 
     def _logs_next(self) -> bool:
-        return (self.job.standing.updates + 1) % self.job.config.log_every == 0
+        return (self.job.progress.updates + 1) % self.job.config.log_every == 0
 
     def _log(self) -> None:
-        """Tells the callbacks what all ranks did since the last time."""
+        """Send the callbacks a progress event on what all ranks did since the last one."""
         self.clock.lap("update")
-        job, seconds = self.job, sum(self.clock.seconds.values())
-        mine = torch.tensor([*self.clock.seconds.values(), memory_in_use()], dtype=torch.float64)
-        by_rank = [torch.empty_like(mine) for _ in range(job.world.size)]
-        dist.all_gather(by_rank, mine)
-        *times, memory = torch.stack(by_rank).T.tolist()
-        self.clock.restart()
-        score, norms = self.since_log.score(), job.trainer.optimizer.norms
-        progress = Progress(
-            epoch=(job.standing.samples - 1) // job.num_train,
-            samples=job.standing.samples,
-            loss=score.loss,
-            accuracy=score.accuracy,
-            lr=job.trainer.optimizer.param_groups[0]["lr"],
-            seconds=seconds,
-            images_per_second=score.count / max(seconds, 1e-9),
-            times=dict(zip(PHASES, times, strict=True)),
-            memory=[int(each) for each in memory],
-            batch=job.standing.batch,
-            grad_norm=None if norms is None else _finite(norms.mean**0.5 / job.trainer.scale),
-            noise_scale=_finite(job.noise.scale) if job.noise is not None else None,
-            trust=self._trust_ratios(),
-        )
+        event = progress_event(self.job, self.clock, self.since_log)
         with self._aside("telling"):
-            self.callbacks.progress(progress)
-        self.training_seconds += seconds
-        self.seconds_since_evaluation += seconds
-        self.since_log = job.trainer.task.tally()
-
-    def _trust_ratios(self) -> dict[str, float] | None:
-        """Of each layer, where the optimizer has them."""
-        ratios = getattr(self.job.trainer.optimizer, "trust_ratios", None)
-        return None if ratios is None else dict(ratios())
+            self.callbacks.progress(event)
+        self.training_seconds += event.seconds
+        self.seconds_since_evaluation += event.seconds
+        self.since_log = self.job.trainer.task.tally()
 
     def _evaluate(self) -> bool:
-        """On the validation part; whether this is the best so far."""
-        job, standing = self.job, self.job.standing
-        trained = standing.since.score()
+        """Evaluate on the validation split. Return whether the score is the best so far."""
+        job, progress = self.job, self.job.progress
+        trained = progress.since.score()
         self.clock.lap("update")
         started = time.perf_counter()
-        if broken := first_not_finite(job.trainer.net):
+        if broken := first_not_finite(job.trainer.model):
             self._judge(job.watch.broken(broken, trained.loss), self._empty())
         self.validation = self._validate()
         self.clock.skip()
         self.stopping.note_cost(EVALUATION, time.perf_counter() - started)
-        is_best = standing.note(self.validation, job.trainer.task.metrics[0])
-        epoch = -(-standing.samples // job.num_train)
+        is_best = progress.note(self.validation, job.trainer.task.metrics[0])
+        epoch = -(-progress.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
         evaluated = Evaluated(
-            epoch, standing.samples, trained, self.validation, seconds, is_best, self._num_bad()
+            epoch, progress.samples, trained, self.validation, seconds, is_best, self._num_bad()
         )
         self.callbacks.evaluated(evaluated)
         return is_best
 
     def _validate(self) -> Score:
-        return self._score(self.job.evaluated_net, self.job.loaders["validation"])
+        return self._score(self.job.evaluated_model, self.job.loaders["validation"])
 
-    def _score(self, net: nn.Module, loader: Loader, mistakes: Mistakes | None = None) -> Score:
+    def _score(self, model: nn.Module, loader: Loader, mistakes: Mistakes | None = None) -> Score:
         return evaluate(
-            net,
+            model,
             loader,
             self.job.trainer.to_input,
             self.job.trainer.task,
-            mirror=self.job.config.evaluation.flip,
+            flip=self.job.config.evaluation.flip,
             mistakes=mistakes,
             must_leave=self.stopping.must_leave,
         )
 
     def _grow(self) -> None:
-        """A larger batch from here on, if it is time for one."""
+        """Increase the batch if that is due."""
         job = self.job
-        batch = job.growth.batch(job.standing.samples, job.noise)
-        if batch != job.standing.batch:
-            pieces = job.growth.pieces(batch, job.world.size, job.config.accumulation)
-            said = f"the batch grows from {job.standing.batch} to {batch}" + (
-                f", in {pieces} pieces" if pieces > 1 else ""
-            )
-            self.callbacks.event(said, samples=job.standing.samples, batch=batch, pieces=pieces)
-            job.standing.batch = job.loaders["train"].batch = batch
-            job.set_pieces(pieces)
+        batch = job.growth.batch(job.progress.samples, job.noise)
+        if batch == job.progress.batch:
+            return
+        count = job.growth.num_micro_batches(batch, job.world.size, job.config.accumulation)
+        message = f"the batch grows from {job.progress.batch} to {batch}"
+        message += f", in {count} micro-batches" if count > 1 else ""
+        self.callbacks.event(message, samples=job.progress.samples, batch=batch, pieces=count)
+        job.progress.batch = job.loaders["train"].batch = batch
+        job.set_num_micro_batches(count)
 
     def _num_bad(self) -> int:
-        """Samples that were skipped so far, by all ranks; one that two ranks met, in different
-        epochs, counts twice."""
+        """Return the samples that all ranks have skipped so far. A collective.
+
+        A sample that two ranks skipped in different epochs counts twice.
+        """
         mine = sum(loader.num_bad for loader in self.job.loaders.values())
         return sum(agree.gather(self.job.world, mine))
 
@@ -357,39 +339,40 @@ class _Run:
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Time that is not the step's."""
+        """Add the time within the context to `aside[what]`."""
         started = time.perf_counter()
         yield
         self.aside[what] += time.perf_counter() - started
 
     def _pause(self) -> Paused:
-        standing = self.job.standing
+        progress = self.job.progress
         self.fingerprint.finish()
-        self.checkpoints.finish(f"stopped after {standing.samples} of {self.job.total} samples")
+        self.checkpoints.finish(f"stopped after {progress.samples} of {self.job.total} samples")
         why = agree.gather(self.job.world, self.stopping.why)
-        reason = next((each for each in why if each is not None), "a worker was told to stop")
+        reason = next((each for each in why if each is not None), "a worker was asked to stop")
         self.callbacks.event(
-            f"stopped and saved after {standing.samples} of {self.job.total} samples: {reason}",
-            samples=standing.samples,
+            f"stopped and saved after {progress.samples} of {self.job.total} samples: {reason}",
+            samples=progress.samples,
         )
-        return Paused(standing.samples, reason)
+        return Paused(progress.samples, reason)
 
     # The end
 
     def _result(self, started: float, why: str) -> Result:
-        job, standing = self.job, self.job.standing
-        if self.validation is None:  # resumed after the last step
+        job, progress = self.job, self.job.progress
+        # The run was resumed after its last step.
+        if self.validation is None:
             self.validation = self._validate()
-        net, chosen = chosen_net(job, self.callbacks)
-        mistakes = Mistakes(job.parts.classes)
-        test = self._score(net, job.loaders["test"], mistakes)
+        model, chosen = chosen_model(job, self.callbacks)
+        mistakes = Mistakes(job.splits.classes)
+        test = self._score(model, job.loaders["test"], mistakes)
         if problem := mistakes.write(job.out, job.world):
             self.callbacks.event(problem)
         if job.noise is not None and job.noise.steps:
             self.callbacks.event(
-                job.noise.advice(standing.batch), noise_scale=_finite(job.noise.scale)
+                job.noise.advice(progress.batch), noise_scale=finite(job.noise.scale)
             )
-        trained = standing.samples - self.first_sample
+        trained = progress.samples - self.first_sample
         speed = trained / self.training_seconds if trained else 0.0
         seconds = time.perf_counter() - started
         return Result(
@@ -399,21 +382,16 @@ class _Run:
             seconds_per_epoch=job.num_train / speed if speed else 0.0,
             seconds=seconds,
             out=job.out,
-            samples=standing.samples,
-            best=standing.best,
+            samples=progress.samples,
+            best=progress.best,
             chosen=chosen,
-            why=why if standing.samples < job.total else "",
+            why=why if progress.samples < job.total else "",
             aside=self.aside,
             num_bad=self._num_bad(),
             train=training_score(
-                job, chosen, lambda loader: self._score(net, loader), self.callbacks
+                job, chosen, lambda loader: self._score(model, loader), self.callbacks
             ),
         )
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
 
 
 def _raise(error: UserError | None) -> None:

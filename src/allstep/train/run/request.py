@@ -1,4 +1,4 @@
-"""What the user asked `allstep train` for: one value for the command line and for every worker."""
+"""The run that a user requests with `allstep train`: one value for the command and its workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from allstep.train.health.stop import parse_time
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """A run that was asked for, before anything of it is checked."""
+    """A requested run, before any check."""
 
     source: str = DEFAULT
     """A recipe, or the path of a config file."""
-    words: Sequence[str] = ()
-    """Keys that differ from it, as key=value."""
+    overrides: Sequence[str] = ()
+    """Keys that differ from `source`, as key=value."""
     data: Path | None = None
     """The folder with the dataset's files; None: the usual places."""
     out: Path | None = None
@@ -29,5 +29,5 @@ class TrainRequest:
 
     @property
     def max_seconds(self) -> float | None:
-        """`max_time` in seconds. ConfigError where it is no time."""
+        """The value of `max_time` in seconds. Raises ConfigError if it is not a time."""
         return None if self.max_time is None else parse_time(self.max_time)

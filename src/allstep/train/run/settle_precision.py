@@ -1,8 +1,9 @@
-"""`python -m allstep.train.run.settle_precision < config.json` prints the precision that a run
-would choose.
+"""Print the precision that a run would choose.
 
-It makes the job of one worker and ends before the first step. A study uses it, whose own process
-has no torch.
+    python -m allstep.train.run.settle_precision < config.json
+
+It builds the job of one worker and ends before the first step. Studies use it, because their own
+process does not import torch.
 """
 
 import json
@@ -18,7 +19,7 @@ from allstep.world import NONE
 
 
 def settle_alone(config: RunConfig) -> dict[str, str]:
-    """Name and reason of the precision that `config` gets on this machine."""
+    """Return name and reason of the precision of `config` on this machine."""
     world = comm.init(NONE)
     with scratch(world) as folder:
         precision = make_job(config.resolved(1), world, folder).trainer.precision
@@ -27,7 +28,10 @@ def settle_alone(config: RunConfig) -> dict[str, str]:
 
 
 def main() -> None:
-    """From standard input to standard output; a user's mistake is one line on standard error."""
+    """Read a config from standard input and print the precision as JSON to standard output.
+
+    An error in the config or the data is one line on standard error.
+    """
     try:
         print(json.dumps(settle_alone(RunConfig.model_validate_json(sys.stdin.read()))))
     except UserError as error:

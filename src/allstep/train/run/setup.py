@@ -1,10 +1,14 @@
-"""A run, put together: the data, the net and what trains it, on one rank.
+"""Build the components of a run on one rank: data, model, optimizer.
 
 ```
-config ──> parts (data) ──> loaders
-   │          │ shape, classes ├──────> net <── checkpoint, if the run goes on │          │
-   precision (chosen for the machine where it is auto), execution (plain, channels-last, compiled)
-   └──────> optimizer <── its state ──> shared out among the ranks (`allstep.parallel`)
+config ──> splits (data) ──> loaders
+   │          │ shape, classes
+   ├──────> model <── checkpoint, in a resumed run
+   │          │ precision (if auto: chosen for this machine), execution (plain, channels-last,
+   │          │ compiled)
+   └──────> optimizer <── its state from the checkpoint
+              │
+            distributed over the ranks (`allstep.parallel`)
 ```
 """
 
@@ -29,10 +33,10 @@ from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.checkpoint_state import check_batch
 from allstep.train.health.divergence import LossWatch
 from allstep.train.input.classes import check_same_classes
-from allstep.train.input.splits import Parts, make_loaders, make_to_input, measure, open_parts
+from allstep.train.input.splits import Splits, make_loaders, make_to_input, measure, open_splits
 from allstep.train.precision.casting import cast
 from allstep.train.precision.precision import Precision, dtype_of_weights
-from allstep.train.run.state import Standing
+from allstep.train.run.progress import RunProgress
 from allstep.train.score.evaluate import ToInput
 from allstep.train.step import build
 from allstep.train.step import execution as executions
@@ -44,28 +48,28 @@ from allstep.train.step.micro_batch import memory_of_worker, samples_at_once
 from allstep.train.step.precision_choice import SAMPLES, loss_in, settle, time_both
 from allstep.train.step.running_statistics import RunningStatistics
 from allstep.train.step.step import Trainer
-from allstep.train.step.timing import Example
+from allstep.train.step.timing import Example, Trial
 from allstep.train.task.classification import Classification
 from allstep.train.task.task import Task
 from allstep.world import World
 
-_PICTURES_TO_WHITEN = 5000
-# By kind of a task's input: how what is stored becomes what a model takes.
+_IMAGES_TO_WHITEN = 5000
+# The function that converts stored samples to the model's input, by the kind of a task's input.
 _INPUTS = {"images": make_to_input}
 
 
 @dataclass
 class Job:
-    """The parts of a run on this rank."""
+    """The components of a run on this rank."""
 
     config: ResolvedConfig
     world: World
     out: Path
-    parts: Parts
+    splits: Splits
     loaders: Mapping[str, Loader]
     trainer: Trainer
     after_step: AfterStep
-    standing: Standing
+    progress: RunProgress
     growth: Growth
     watch: LossWatch
     ema: Average | None = None
@@ -85,60 +89,61 @@ class Job:
         return self.loaders["train"].num_samples
 
     @property
-    def evaluated_net(self) -> nn.Module:
-        """Whose score counts: the average's, where there is one."""
-        return self.trainer.net if self.ema is None else self.ema.net
+    def evaluated_model(self) -> nn.Module:
+        """The model that is evaluated: that of the EMA if there is one, else the trained one."""
+        return self.trainer.model if self.ema is None else self.ema.model
 
-    def set_pieces(self, pieces: int) -> None:
-        """In how many a worker computes its share."""
-        self.trainer.pieces = pieces
-        self.trainer.optimizer.set_backward_passes_per_step(pieces)
+    def set_num_micro_batches(self, num_micro_batches: int) -> None:
+        """Set the number of micro-batches in which a worker computes its share."""
+        self.trainer.num_micro_batches = num_micro_batches
+        self.trainer.optimizer.set_backward_passes_per_step(num_micro_batches)
 
 
 def make_job(
     config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot | None = None
 ) -> Job:
-    """Build all parts of a run, on all ranks together.
+    """Build all components of a run. A collective.
 
-    With a snapshot, the run continues from there.
+    `out` is the run folder. With a `snapshot` the run resumes from it.
     """
-    parts = _data_on_every_host(config, world)
+    splits = _data_on_every_host(config, world)
     device = build.make_device(config)
-    loaders = make_loaders(config, parts, world, out, device)
+    loaders = make_loaders(config, splits, world, out, device)
     num_train = loaders["train"].num_samples
-    task = Classification(parts.num_classes, config.label_smoothing)
-    standing = _standing(config, task, snapshot)
+    task = Classification(splits.num_classes, config.label_smoothing)
+    progress = _progress(config, task, snapshot)
     if snapshot is not None:
-        _check_data(snapshot, world, parts, loaders)
-    made = _model(config, world, parts, out, device, task, snapshot)
+        _check_data(snapshot, world, splits, loaders)
+    made = _model(config, world, splits, out, device, task, snapshot)
     growth = _growth(config, num_train, made.room, snapshot)
     if snapshot is not None:
         check_batch(snapshot, config, num_train)
-    pieces = config.accumulation
-    if standing.batch != config.batch:  # it has grown before
-        pieces = growth.pieces(standing.batch, world.size, pieces)
-    optimizer = build.make_optimizer(config, made.net)
+    num_micro_batches = config.accumulation
+    # The batch of a resumed run may have grown.
+    if progress.batch != config.batch:
+        num_micro_batches = growth.num_micro_batches(progress.batch, world.size, num_micro_batches)
+    optimizer = build.make_optimizer(config, made.model)
     if snapshot is not None:
         agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
-    share = agree.everyone(world, lambda: build.shares_weights(config, world, made.net, device))
-    replicated = build.distribute(made.net, optimizer, world, pieces, share)
+    share = agree.everyone(world, lambda: build.shares_weights(config, world, made.model, device))
+    replicated = build.distribute(made.model, optimizer, world, num_micro_batches, share)
     return Job(
         config=config,
         world=world,
         out=out,
-        parts=parts,
+        splits=splits,
         loaders=loaders,
-        trainer=_trainer(config, world, task, made, replicated, num_train, pieces),
-        after_step=AfterStep(RunningStatistics(made.net), world, by_rank=measures_noise(config)),
-        standing=standing,
+        trainer=_trainer(config, world, task, made, replicated, num_train, num_micro_batches),
+        after_step=AfterStep(RunningStatistics(made.model), world, by_rank=measures_noise(config)),
+        progress=progress,
         growth=growth,
         watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
-        ema=_average(config, made.net, snapshot),
+        ema=_average(config, made.model, snapshot),
         noise=_noise(config, world, snapshot),
         shares_weights=share,
         execution=made.execution,
         notes=[
-            *parts.notes,
+            *splits.notes,
             *made.notes,
             *filter(None, [note(config)]),
             *notes(config, world.size, num_train),
@@ -147,23 +152,23 @@ def make_job(
 
 
 def _check_data(
-    snapshot: Snapshot, world: World, parts: Parts, loaders: Mapping[str, Loader]
+    snapshot: Snapshot, world: World, splits: Splits, loaders: Mapping[str, Loader]
 ) -> None:
-    """Raise DataError unless the data is that of the checkpoint, and go to its position."""
+    """Move the loader to the position of the checkpoint. Raise DataError if the data differs."""
     known = snapshot.state.get("pictures", {}).get("classes", ())
-    agree.everyone(world, lambda: check_same_classes(parts.place, parts.classes, known))
+    agree.everyone(world, lambda: check_same_classes(splits.place, splits.classes, known))
     agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
 
 
 @dataclass(frozen=True)
 class _Model:
-    """The model on this rank, and how it is computed."""
+    """The model on this rank, with its input function, precision and execution mode."""
 
-    net: nn.Module
+    model: nn.Module
     to_input: ToInput
     precision: Precision
     room: int
-    """Samples that fit into memory at once, where the batch grows; else 0."""
+    """Samples that fit into memory at once, if the batch grows; else 0."""
     execution: str
     notes: tuple[str, ...]
 
@@ -171,25 +176,26 @@ class _Model:
 def _model(
     config: ResolvedConfig,
     world: World,
-    parts: Parts,
+    splits: Splits,
     out: Path,
     device: torch.device,
     task: Task,
     snapshot: Snapshot | None,
 ) -> _Model:
-    """Build the model with equal weights on all ranks, and settle its precision and execution."""
+    """Build the model with equal weights on all ranks, and choose its precision and execution."""
     dtype = dtype_of_weights(config.precision)
     to_input = _INPUTS[task.input](
-        parts.mean, parts.std, device, dtype, config.execution != "plain"
+        splits.mean, splits.std, device, dtype, config.execution != "plain"
     )
-    net = _net(config, world, parts, out, to_input, device, dtype, snapshot)
-    share_of_batch = partial(_example, config, world, parts, to_input)
-    precision, notes_on_it = _precision(config, world, device, net, share_of_batch, snapshot)
-    room = (
-        _room(world, parts, net, to_input, precision) if grows(config) and snapshot is None else 0
+    model = _build_model(config, world, splits, out, to_input, device, dtype, snapshot)
+    share_of_batch = partial(_example, config, world, splits, to_input)
+    precision, notes_on_it = _precision(config, world, device, model, share_of_batch, snapshot)
+    needs_room = grows(config) and snapshot is None
+    room = _room(world, splits, model, to_input, precision) if needs_room else 0
+    chosen = _execution(
+        config, world, model, len(splits.train), share_of_batch, precision, snapshot
     )
-    chosen = _laid_out(config, world, net, len(parts.train), share_of_batch, precision, snapshot)
-    return _Model(net, to_input, precision, room, chosen.name, (*chosen.notes, *notes_on_it))
+    return _Model(model, to_input, precision, room, chosen.name, (*chosen.notes, *notes_on_it))
 
 
 def _trainer(
@@ -199,80 +205,91 @@ def _trainer(
     made: _Model,
     optimizer: ReplicatedOptimizer,
     num_train: int,
-    pieces: int,
+    num_micro_batches: int,
 ) -> Trainer:
     return Trainer(
-        net=made.net,
+        model=made.model,
         task=task,
         optimizer=optimizer,
-        rate=learning_rate(config, num_train),
+        lr=learning_rate(config, num_train),
         to_input=made.to_input,
         precision=made.precision,
-        pieces=pieces,
+        num_micro_batches=num_micro_batches,
         clip=config.optimizer.clip,
         noise=build.make_noise(config),
         weigh=build.make_weigh(config),
         seed=config.seed,
         rank=world.rank,
         size=world.size,
-        watches_first_piece=measures_noise(config) and world.size == 1,
+        measures_first_micro_batch=measures_noise(config) and world.size == 1,
     )
 
 
-def _standing(config: ResolvedConfig, task: Task, snapshot: Snapshot | None) -> Standing:
+def _progress(config: ResolvedConfig, task: Task, snapshot: Snapshot | None) -> RunProgress:
     if snapshot is None:
-        return Standing(batch=config.batch, since=task.tally())
-    return Standing.from_plain(snapshot.state["standing"], task)
+        return RunProgress(batch=config.batch, since=task.tally())
+    return RunProgress.from_plain(snapshot.state["standing"], task)
 
 
-def _data_on_every_host(config: ResolvedConfig, world: World) -> Parts:
-    """One rank of each host looks for the data first, so that what must be downloaded or indexed is
-    so once."""
-    agree.everyone(world, lambda: open_parts(config) if world.local_rank == 0 else None)
-    parts = agree.everyone(world, lambda: open_parts(config))
-    figures = agree.rank_0_decides(world, lambda: measure(parts))
-    return replace(parts, mean=figures["mean"], std=figures["std"])
+def _data_on_every_host(config: ResolvedConfig, world: World) -> Splits:
+    """Open the data on all ranks. Return the splits with mean and std. A collective.
+
+    One rank of each host opens the data first, so that it is downloaded and indexed only once.
+    """
+    agree.everyone(world, lambda: open_splits(config) if world.local_rank == 0 else None)
+    splits = agree.everyone(world, lambda: open_splits(config))
+    figures = agree.rank_0_decides(world, lambda: measure(splits))
+    return replace(splits, mean=figures["mean"], std=figures["std"])
 
 
-def _net(
+def _build_model(
     config: ResolvedConfig,
     world: World,
-    parts: Parts,
+    splits: Splits,
     out: Path,
     to_input: ToInput,
     device: torch.device,
     dtype: torch.dtype,
     snapshot: Snapshot | None,
 ) -> nn.Module:
-    """With equal weights on all ranks: rank 0's."""
-    made = agree.everyone(world, lambda: build.make_net(config, parts))
-    net = cast(made, device, dtype)
+    """Return the model with equal weights on all ranks: those of rank 0, or of the checkpoint."""
+    made = agree.everyone(world, lambda: build.build_model(config, splits))
+    model = cast(made, device, dtype)
     if snapshot is not None:
-        agree.everyone(world, lambda: load_weights(net, snapshot.weights))
-    elif callable(whiten := getattr(net, "whiten", None)):
-        whiten(to_input(_some_pictures(config, parts, out)))
-    for tensor in net.state_dict().values():
+        agree.everyone(world, lambda: load_weights(model, snapshot.weights))
+    elif callable(whiten := getattr(model, "whiten", None)):
+        whiten(to_input(_some_images(config, splits, out)))
+    for tensor in model.state_dict().values():
         dist.broadcast(tensor, 0)
-    return net
+    return model
 
 
-def _some_pictures(config: ResolvedConfig, parts: Parts, out: Path) -> torch.Tensor:
-    """The first pictures of the validation part, as they are evaluated: the same with any number of
-    workers."""
-    loader = make_loaders(config, parts, World.alone(), out)["validation"]
-    loader.batch = _PICTURES_TO_WHITEN
+def _some_images(config: ResolvedConfig, splits: Splits, out: Path) -> torch.Tensor:
+    """Return the first images of the validation split, prepared as for evaluation.
+
+    They are the same with any number of workers.
+    """
+    loader = make_loaders(config, splits, World.alone(), out)["validation"]
+    loader.batch = _IMAGES_TO_WHITEN
     return next(iter(loader.batches())).data
 
 
 def _example(
-    config: ResolvedConfig, world: World, parts: Parts, to_input: ToInput, most: int = sys.maxsize
+    config: ResolvedConfig,
+    world: World,
+    splits: Splits,
+    to_input: ToInput,
+    max_samples: int = sys.maxsize,
 ) -> Example:
-    """Input and target like those of a rank's share of a batch, at most `most` samples, for trials."""
-    share = min(most, -(-config.batch // (world.size * config.accumulation)))
-    # Random numbers of its own: those of the run are the same with and without a trial.
+    """Return random input and targets with the size of a micro-batch, for timing.
+
+    They have at most `max_samples` samples.
+    """
+    share = min(max_samples, -(-config.batch // (world.size * config.accumulation)))
+    # A generator of its own, so that the random numbers of the run do not change.
     draws = torch.Generator().manual_seed(0)
     images = to_input(
-        torch.randint(256, (max(2, share), *parts.shape), dtype=torch.uint8, generator=draws)
+        torch.randint(256, (max(2, share), *splits.shape), dtype=torch.uint8, generator=draws)
     )
     return images, torch.zeros(len(images), dtype=torch.int64, device=images.device)
 
@@ -281,61 +298,61 @@ def _precision(
     config: ResolvedConfig,
     world: World,
     device: torch.device,
-    net: nn.Module,
+    model: nn.Module,
     example: Callable[[int], Example],
     snapshot: Snapshot | None,
 ) -> tuple[Precision, tuple[str, ...]]:
-    """The precision that was asked for, chosen for this machine, or that of the checkpoint; and
-    notes on it."""
+    """Return the precision and notes on it.
+
+    It is the config's, or with `auto` that of the checkpoint or of this machine.
+    """
     state = {} if snapshot is None else snapshot.state["precision"]
-    # A checkpoint from before `precision: auto` has no name in it: the run's config has one.
+    # Checkpoints from before `precision: auto` have no name; their config has one.
     kept = state.get("name")
-    settled = settle(
-        config.precision,
-        kept,
-        world,
-        device,
-        lambda: time_both(net, example(SAMPLES), world, config.execution),
-    )
+
+    def timed() -> Mapping[str, Trial]:
+        return time_both(model, example(SAMPLES), world, config.execution)
+
+    settled = settle(config.precision, kept, world, device, timed)
     precision = Precision(settled.name, device, settled.why)
     if state:
         precision.load(state)
     return precision, settled.notes
 
 
-def _laid_out(
+def _execution(
     config: ResolvedConfig,
     world: World,
-    net: nn.Module,
+    model: nn.Module,
     num_train: int,
     example: Callable[[], Example],
     precision: Precision,
     snapshot: Snapshot | None,
 ) -> executions.Chosen:
-    """The net in the execution that was asked for, or that is the fastest; in a run that goes on,
-    in the one it had."""
-    loss_of, before = (
-        loss_in(precision),
-        None if snapshot is None else str(snapshot.state["execution"]),
-    )
+    """Switch the model to the execution mode of the config, or to the fastest one for `auto`.
+
+    A resumed run keeps the mode of its checkpoint.
+    """
+    loss_of = loss_in(precision)
+    before = None if snapshot is None else str(snapshot.state["execution"])
     if config.execution != "auto" or before is not None:
-        return executions.settle(net, example(), loss_of, world, before or config.execution)
+        return executions.settle(model, example(), loss_of, world, before or config.execution)
     steps = config.num_epochs * num_train / config.batch
-    return executions.choose(net, example(), loss_of, world, remaining_steps=steps)
+    return executions.choose(model, example(), loss_of, world, remaining_steps=steps)
 
 
-def _average(config: ResolvedConfig, net: nn.Module, snapshot: Snapshot | None) -> Average | None:
+def _average(config: ResolvedConfig, model: nn.Module, snapshot: Snapshot | None) -> Average | None:
     section = config.ema
     if section.decay is None:
         return None
-    average = Average(net, section.decay, section.every)
+    average = Average(model, section.decay, section.every)
     if snapshot is not None:
         average.load(averaged_weights(snapshot), snapshot.state["ema"]["updates"])
     return average
 
 
 def measures_noise(config: ResolvedConfig) -> bool:
-    """Whether the noise scale of gradients is wanted."""
+    """Return whether the run measures the gradient noise scale."""
     return config.noise_scale or config.growth.by_noise
 
 
@@ -344,29 +361,26 @@ def _noise(
 ) -> RunningNoiseScale | None:
     if not measures_noise(config):
         return None
-    return (
-        RunningNoiseScale(**snapshot.state["noise"])
-        if snapshot is not None
-        else RunningNoiseScale()
-    )
+    state = {} if snapshot is None else snapshot.state["noise"]
+    return RunningNoiseScale(**state)
 
 
 def _room(
-    world: World, parts: Parts, net: nn.Module, to_input: ToInput, precision: Precision
+    world: World, splits: Splits, model: nn.Module, to_input: ToInput, precision: Precision
 ) -> int:
-    """Of the worker that has the least.
+    """Return the samples that fit into the memory of every worker at once. A collective.
 
-    Asked before the net is laid out, so that nothing is compiled for it.
+    Called before the execution mode is set, so that the measurement does not compile the model.
     """
 
-    def forward(net: nn.Module, count: int) -> torch.Tensor:
+    def forward(model: nn.Module, count: int) -> torch.Tensor:
         with precision.autocast():
-            output: torch.Tensor = net(
-                to_input(torch.zeros((count, *parts.shape), dtype=torch.uint8))
+            output: torch.Tensor = model(
+                to_input(torch.zeros((count, *splits.shape), dtype=torch.uint8))
             )
         return output
 
-    mine = samples_at_once(net, forward, memory_of_worker(world, precision.device))
+    mine = samples_at_once(model, forward, memory_of_worker(world, precision.device))
     return min(agree.gather(world, mine))
 
 

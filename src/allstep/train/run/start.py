@@ -1,4 +1,4 @@
-"""What a run tells before its first step: who computes what, where, with how many operations."""
+"""The opening event of a run: config, hosts, device, data, model size and operations per sample."""
 
 import torch
 from torch import Tensor, nn
@@ -8,13 +8,16 @@ from allstep.comm.group import agree
 from allstep.process.memory import resident_nbytes
 from allstep.train.run.setup import Job
 from allstep.train.score.evaluate import evaluating
-from allstep.train.step.learning_rate import peak_rate
+from allstep.train.step.learning_rate import peak_lr
 from allstep.train.watch.events import Opening
 
 
 def opening(job: Job, with_flop: bool = True) -> Opening:
-    """All ranks together; counting the operations is left to those who tell."""
-    parameters = list(job.trainer.net.parameters())
+    """Return the opening event of the run. A collective.
+
+    `with_flop` counts the operations per sample, which only ranks with callbacks need.
+    """
+    parameters = list(job.trainer.model.parameters())
     device = parameters[0].device
     places = agree.gather(job.world, (job.world.host, torch.get_num_threads()))
     return Opening(
@@ -23,11 +26,11 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
         hosts=tuple(host for host, _ in places),
         threads=tuple(threads for _, threads in places),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        data=job.parts.title,
-        data_folder=job.parts.place,
-        classes=job.parts.classes,
-        num_samples={part: loader.num_samples for part, loader in job.loaders.items()},
-        peak_lr=peak_rate(job.config),
+        data=job.splits.title,
+        data_folder=job.splits.place,
+        classes=job.splits.classes,
+        num_samples={split: loader.num_samples for split, loader in job.loaders.items()},
+        peak_lr=peak_lr(job.config),
         parameters=sum(p.numel() for p in parameters),
         nbytes=sum(p.numel() * p.element_size() for p in parameters),
         flop_per_sample=_flop_per_sample(job) if with_flop else 0,
@@ -36,31 +39,37 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
         precision=job.trainer.precision.name,
         precision_why=job.trainer.precision.why,
         share_weights=job.shares_weights,
-        position=job.standing.samples,
+        position=job.progress.samples,
         notes=tuple(job.notes),
     )
 
 
 def _flop_per_sample(job: Job) -> int:
-    """Floating-point operations of one sample, forward and backward; 0 where the net cannot take a
-    single one."""
-    picture = job.trainer.to_input(torch.zeros((1, *job.parts.shape), dtype=torch.uint8))
+    """Return the floating-point operations of one sample, forward and backward.
+
+    Return 0 if the model does not accept a single sample.
+    """
+    image = job.trainer.to_input(torch.zeros((1, *job.splits.shape), dtype=torch.uint8))
     try:
-        return count_flop(job.trainer.net, picture)
-    except Exception:  # whatever a user's net raises: a run does not end for the sake of a figure
+        return count_flop(job.trainer.model, image)
+    # A user's model may raise anything, and the run does not depend on this figure.
+    except Exception:
         return 0
 
 
-def count_flop(net: nn.Module, pictures: Tensor) -> int:
-    """Floating-point operations of forward and backward, counted by torch; a multiply-add counts
-    two. The net is left as it was."""
-    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    # A batch norm cannot train on one sample, and its statistics are not ours to change.
-    with evaluating(net), FlopCounterMode(display=False) as counter:
-        torch.autograd.grad(net(pictures).sum(), trained, allow_unused=True)
+def count_flop(model: nn.Module, images: Tensor) -> int:
+    """Return the floating-point operations of forward and backward, as counted by torch.
+
+    A multiply-add counts as two. The model is not changed.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # In evaluation mode: a batch norm cannot train on one sample, and its statistics must not
+    # change.
+    with evaluating(model), FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(model(images).sum(), trained, allow_unused=True)
     return int(counter.get_total_flops())
 
 
 def memory_in_use() -> int:
-    """Bytes that this process holds: on its GPU, else in memory."""
+    """Return the bytes that this process uses: on its GPU, else in main memory."""
     return torch.cuda.memory_allocated() if torch.cuda.is_available() else resident_nbytes()

@@ -1,8 +1,8 @@
-"""What one worker does, from its start to its end: join the others, agree on the run, train.
+"""A worker from its start to its end: join the process group, agree on the run, train.
 
-Rank 0 reads the config, looks for the data, makes the run folder or finds the checkpoint to go on
-from; the others take its word. So a file that only rank 0's host has, or a name made from the time,
-means the same everywhere.
+Rank 0 reads the config, finds the data, and creates the run folder or finds the checkpoint from
+which to resume; the other ranks receive its decision. So all ranks agree on a file that only rank
+0's host has, and on a name that contains the time.
 """
 
 from collections.abc import Sequence
@@ -45,30 +45,33 @@ from allstep.world import World
 
 @dataclass
 class _Rank0:
-    """What only rank 0 has of a run: the lock on its folder, the files it writes, the checkpoint it
-    read."""
+    """What only rank 0 has: the lock on the run folder, the callbacks, the checkpoint it read."""
 
     held: ExitStack = field(default_factory=ExitStack)
     callbacks: list[Callback] = field(default_factory=list)
     snapshot: Snapshot | None = None
 
     def close(self) -> None:
+        """Close the callbacks and release the lock."""
         Callbacks(self.callbacks).close()
         self.held.close()
 
 
 @dataclass(frozen=True)
 class _Decision:
-    """What rank 0 found out, for all ranks."""
+    """The decision of rank 0 about the run, for all ranks."""
 
     claimed: Claimed
     config: ResolvedConfig | None = None
-    """None: the run in the folder has ended."""
+    """None if the run in the folder has ended."""
     notes: Sequence[str] = ()
 
 
 def work(asked: TrainRequest, launcher: str | None = None) -> Result | Paused | None:
-    """Run in every worker. Return None where the run had ended before."""
+    """Train the requested run on this worker. Return None if the run had already ended.
+
+    `launcher` names the launcher to trust for rank and size; None detects it.
+    """
     keep_freed_memory()
     world, mine = comm.init(launcher), _Rank0()
     try:
@@ -87,8 +90,8 @@ def work(asked: TrainRequest, launcher: str | None = None) -> Result | Paused | 
         )
     finally:
         mine.close()
-    # Not after a failure: a group with an operation in flight would wait for ranks that have
-    # exited.
+    # Not after a failure: a process group with an operation in flight would wait for ranks that
+    # have exited.
     comm.shutdown()
     return result
 
@@ -97,9 +100,9 @@ def _decide(asked: TrainRequest, world: World, mine: _Rank0) -> _Decision:
     if asked.must_exist and asked.out is not None:
         expect_run(asked.out)
     try:
-        prepared = prepare(asked.source, asked.words, asked.data)
+        prepared = prepare(asked.source, asked.overrides, asked.data)
     except DataError:
-        # A run that has ended needs no data any more.
+        # A run that has ended does not need its data.
         if asked.resume and asked.out is not None and has_ended(asked.out):
             return _ended(Claimed(asked.out, has_ended=True))
         raise
@@ -110,13 +113,13 @@ def _decide(asked: TrainRequest, world: World, mine: _Rank0) -> _Decision:
         return _ended(claimed)
     config = as_begun(config, claimed.path)
     notes = [prepared.note] if prepared.note else []
-    if claimed.goes_on:
+    if claimed.resumes:
         notes += _find_checkpoint(config, claimed.path, mine)
     return _Decision(claimed, config, notes)
 
 
 def _ended(claimed: Claimed) -> _Decision:
-    print_notice(claimed.farewell())
+    print_notice(claimed.ended_message())
     return _Decision(claimed)
 
 
@@ -125,32 +128,31 @@ def _find_checkpoint(config: ResolvedConfig, folder: Path, mine: _Rank0) -> list
     found = checkpoint.newest(folder / "checkpoints", partial(_check, config))
     if not found.snapshot and found.complaints:
         raise DataError(
-            f"{folder}: no checkpoint is whole: {'; '.join(found.complaints)}; put back a copy of"
-            f" one, or move {folder / 'checkpoints'} away, and the run begins anew"
+            f"{folder}: no checkpoint is complete: {'; '.join(found.complaints)}; restore a copy of"
+            f" one, or move {folder / 'checkpoints'} away to start the run from the beginning"
         )
     mine.snapshot = found.snapshot
     notes = [f"not used: {complaint}" for complaint in found.complaints]
-    return notes + (
-        [] if found.snapshot else [f"{folder}: has no checkpoint yet, so the run begins anew"]
-    )
+    if not found.snapshot:
+        notes.append(f"{folder}: has no checkpoint yet, so the run starts from the beginning")
+    return notes
 
 
 def _check(config: ResolvedConfig, snapshot: Snapshot) -> None:
-    """CheckpointError unless the run of `config` can continue from there."""
+    """Raise CheckpointError unless the run of `config` can resume from `snapshot`."""
     check_resumed(snapshot)
     check_batch(snapshot, config)
     check_optimizer(snapshot, config)
 
 
 def _claim(config: ResolvedConfig, asked: TrainRequest, mine: _Rank0) -> Claimed:
-    """The folder, ours alone unless the run in it has ended, and its files open."""
+    """Lock the run folder and open its files, unless the run in it has ended. Return the claim."""
     claimed = claim_folder(config, asked.out, asked.resume)
     if claimed.has_ended:
         return claimed
     mine.held.enter_context(hold(claimed.path))
-    claimed = claim_folder(
-        config, claimed.path, asked.resume
-    )  # who held it before may have begun a run, or ended it
+    # Again: the process that held the lock may have started a run in the folder, or ended it.
+    claimed = claim_folder(config, claimed.path, asked.resume)
     if not claimed.has_ended:
         mine.callbacks = _callbacks(claimed.path)
     return claimed

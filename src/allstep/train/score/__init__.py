@@ -1,4 +1,4 @@
-"""Loss and accuracy on a split, each sample counted once, and which samples are wrong.
+"""Loss and accuracy on a split, with each sample counted once, and the wrong predictions.
 
-May import: `train.input` and below. Start with `evaluate`.
+It may import `train.task`, `train.input` and packages below them. Start reading at `evaluate`.
 """

@@ -1,14 +1,14 @@
-"""Evaluation: every sample counts once, over all ranks, however many there are.
+"""Evaluation: every sample is counted once, with any number of ranks.
 
 ```
-rank 0   its share   sums (loss, correct, top5, count) ──┐
-rank 1   its share   sums                               ─┼─ added over the ranks, and only then divided: Score
-rank 2   no samples  zeros                              ─┘
+rank 0   its share    sums (loss, correct, top5, count) ──┐
+rank 1   its share    sums                               ─┼─ added over the ranks, then divided:
+rank 2   no samples   zeros                              ─┘  Score
 ```
 
-No sample is padded or repeated. One rank that must leave stops all: what was counted so far is no
-score. Dropout and norms are in evaluation mode meanwhile, each part of the net then goes back to
-the mode it was in. What is wrong with the data on one rank ends all of them alike.
+No sample is padded or repeated. If one rank must stop early, all ranks stop, since sums over some
+samples are not a score. The model is in evaluation mode during the evaluation; afterwards each of
+its modules returns to its previous mode. An error in the data of one rank ends all ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,25 +31,26 @@ ToInput = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Interrupted(Exception):
-    """Somebody had to leave before all samples were counted; raised on all ranks."""
+    """A rank had to stop before all samples were counted; raised on all ranks."""
 
 
 @torch.no_grad()
 def evaluate(
-    net: nn.Module,
+    model: nn.Module,
     loader: Loader,
     to_input: ToInput,
     task: Task,
     *,
-    mirror: bool = False,
+    flip: bool = False,
     mistakes: Mistakes | None = None,
     must_leave: Callable[[], bool] = lambda: False,
 ) -> Score:
-    """Return the model's score on all samples of `loader`, the shares of all ranks together.
+    """Return the model's score on all samples of `loader`, over the shares of all ranks.
 
-    mirror: a picture's logits are the mean of its own and its mirror image's. mistakes: collects
-    what this rank's share got wrong. must_leave: asked before each batch; when it is true on any
-    rank, all end with `Interrupted`, the others after their share.
+    A collective. `to_input` converts stored samples to the model's input. With `flip` the logits of
+    an image are the mean of those of the image and of its mirror image. `mistakes` collects the
+    wrong predictions of this rank's share. `must_leave` is called before each batch; if it returns
+    True on any rank, all ranks raise `Interrupted`, the others after their share.
     """
 
     def count_share() -> tuple[Tally, bool]:
@@ -58,12 +59,11 @@ def evaluate(
             if must_leave():
                 return tally, True
             if batch.weight:
-                _count(
-                    task, batch, outputs(net, to_input(batch.data), mirror), loader, tally, mistakes
-                )
+                logits = outputs(model, to_input(batch.data), flip)
+                _count(task, batch, logits, loader, tally, mistakes)
         return tally, False
 
-    with evaluating(net):
+    with evaluating(model):
         mine, is_cut = agree.everyone(comm.init(), count_share)
     sums = torch.tensor([*mine.sums(), is_cut], dtype=torch.float64)
     dist.all_reduce(sums)
@@ -73,11 +73,14 @@ def evaluate(
     return mine.with_sums(total).score()
 
 
-def outputs(net: nn.Module, pictures: torch.Tensor, mirror: bool = False) -> torch.Tensor:
-    """The net's logits, in float32 or better."""
-    logits: torch.Tensor = net(pictures)
-    if mirror:
-        logits = (logits + net(pictures.flip(-1))) / 2
+def outputs(model: nn.Module, images: torch.Tensor, flip: bool = False) -> torch.Tensor:
+    """Return the model's logits, in at least float32.
+
+    With `flip` they are the means over each image and its mirror image.
+    """
+    logits: torch.Tensor = model(images)
+    if flip:
+        logits = (logits + model(images.flip(-1))) / 2
     return exact(logits)
 
 
@@ -97,11 +100,14 @@ def _count(
 
 
 @contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """The net in evaluation mode; each of its parts then goes back to the mode it was in (one may
-    be frozen)."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode within the context.
+
+    Afterwards each of its modules returns to its previous mode: some may be frozen in evaluation
+    mode.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
     try:
         yield
     finally:

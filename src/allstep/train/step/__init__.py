@@ -1,5 +1,6 @@
-"""One update of a model: forward, backward, exchange, optimizer; and all that is decided once
-before.
+"""One update of a model: forward, backward, gradient exchange, optimizer.
 
-May import: `train.score` and below. Start with `step`.
+The package also has the decisions that a run makes once, before its first step: precision,
+execution, learning rate, micro-batch size. It may import `train.score` and packages below it. Start
+reading at `step`.
 """

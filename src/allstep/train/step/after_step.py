@@ -1,12 +1,13 @@
-"""What the ranks exchange after a step, in one small sum together with the running statistics.
+"""The exchange of the ranks after a step: one small sum, together with the running statistics.
 
 ```
 each rank    StepReport    tally of its share, stop request, whether its input failed, its samples
-all ranks    StepOutcome   tally of the whole batch, whether any rank stops or failed, samples by rank
+all ranks    StepOutcome   tally of the whole batch, whether any rank stops or failed, samples of
+                           each rank
 ```
 
-The sum uses torch's default process group. Gradients and norms have groups of their own, so that
-none of them waits for operations of another.
+The sum uses torch's default process group. Gradients and norms have process groups of their own, so
+that none of them waits for operations of another.
 """
 
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ from allstep.world import World
 
 @dataclass(frozen=True)
 class StepReport:
-    """The step of one rank."""
+    """What one rank reports about its step."""
 
     tally: Tally
     samples: int
-    """Of this rank's share of the batch; may be 0."""
+    """Samples in this rank's share of the batch; may be 0."""
     wants_stop: bool = False
     failed: bool = False
     """Whether this rank had no valid share, so that all ranks must end with its error."""
@@ -30,7 +31,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The step of all ranks; equal on each of them."""
+    """The sum of all ranks' reports; equal on all ranks."""
 
     tally: Tally
     stop: bool
@@ -38,20 +39,20 @@ class StepOutcome:
     failed: bool
     """Whether any rank failed."""
     samples: tuple[float, ...] = ()
-    """Of each rank; empty unless `AfterStep` was asked for them."""
+    """Samples of each rank; empty unless `AfterStep` has `by_rank`."""
 
 
 class AfterStep:
     """The exchange after each step.
 
-    by_rank: also share how many samples each rank had, which the noise scale needs.
+    `by_rank` also exchanges how many samples each rank had, which the noise scale needs.
     """
 
     def __init__(self, statistics: RunningStatistics, world: World, by_rank: bool = False) -> None:
         self.statistics, self.world, self.by_rank = statistics, world, by_rank
 
     def exchange(self, report: StepReport) -> StepOutcome:
-        """Make the running statistics equal on all ranks, and return what all ranks reported."""
+        """Make the running statistics equal on all ranks. Return the sum of all reports."""
         sums = report.tally.sums()
         own = [*sums, report.wants_stop, report.failed, *self._own_samples(report.samples)]
         total = self.statistics.average(report.samples, own)
@@ -62,7 +63,7 @@ class AfterStep:
         )
 
     def _own_samples(self, samples: int) -> list[int]:
-        """A row with a place for each rank, zero but for ours: the sum has every rank's samples."""
+        """Return a value per rank, zero except for this rank's, so that the sum has all ranks'."""
         if not self.by_rank:
             return []
         return [samples if rank == self.world.rank else 0 for rank in range(self.world.size)]

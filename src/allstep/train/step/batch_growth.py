@@ -1,39 +1,40 @@
-"""A batch that grows during the run, where others let the rate fall (Smith et al. 2018,
-https://arxiv.org/abs/1711.00489).
+"""A batch that grows during the run, instead of a learning rate that falls.
 
-The noise of an update goes with rate / batch: twice the batch calms a run as half the rate does, in
-half as many updates.
+Smith et al. 2018, https://arxiv.org/abs/1711.00489: the noise of an update is proportional to
+learning rate / batch. Doubling the batch reduces it as much as halving the learning rate, in half
+as many updates.
 
 ```
 batch |          ______ 512        growth.at=[10, 20] growth.factor=2, or growth.by_noise=true
       |    ______| 256
       |____| 128
-rate  |________________            schedule.shape=constant: where it would have fallen, it stays
+lr    |________________            schedule.shape=constant: the learning rate does not fall
       +----+-----+------+-> epochs
       0    10    20     30
 ```
 
-**With the schedule.** The rate is a function of the samples seen alone, scaled once, to the batch
-at the beginning: it does not follow a batch that grows. So what grows here must not fall there:
+**With the schedule.** The learning rate is a function of the samples seen. It is scaled once, to
+the initial batch, and does not follow a batch that grows. So the batch should grow only where the
+learning rate does not fall:
 
-* `constant`: the batch does all of it. What the paper did with ResNet-50: factor 10 where the rate
-  would have fallen by 0.1.
-* `step` with `schedule.milestones`: the batch grows at `growth.at` until it is at `growth.max`, the
-  rate falls at the milestones after that. (Without milestones the shape has three of its own, at
-  1/3, 2/3 and 8/9 of the run.)
-* all others fall by themselves. The batch then grows in addition, and the run is calm sooner than
-  either would make it; `note` says so.
+* `constant`: only the batch changes. The paper did this with ResNet-50: the batch grows by 10 where
+  the learning rate would have fallen by 0.1.
+* `step` with `schedule.milestones`: the batch grows at `growth.at` up to `growth.max`, and the
+  learning rate falls at the milestones after that. (Without `schedule.milestones` the shape has
+  three, at 1/3, 2/3 and 8/9 of the run.)
+* All other shapes fall throughout the run. The batch grows in addition, and the noise falls faster
+  than by either alone; `note` warns about it.
 
 **By noise.** With `growth.by_noise` the batch is multiplied when the gradient noise scale is surely
-above it, that is, when the lower end of its 95% interval is; at most once in half an epoch, so that
-the estimate can follow. The estimate depends on how samples are spread over workers, so unlike
-growth at given epochs this is not the same for any number of workers.
+above it, that is, when the lower end of its 95% interval is. This happens at most once in half an
+epoch, so that the estimate can follow. The estimate depends on how samples are distributed over
+workers, so unlike growth at given epochs this is not the same for any number of workers.
 
-**Memory.** A larger share of a worker is computed in more pieces of the same size (accumulation),
-so it needs no more memory. Where there is room for larger pieces, there are fewer of them, but
-never fewer than `accumulation` says. How much room there is, is found out once, when the run
-begins, and stands in its checkpoints (`room`). The number of pieces changes nothing but rounding
-and the draws of dropout.
+**Memory.** A worker computes a larger share in more micro-batches of the same size (accumulation),
+so it needs no more memory. If memory has room for larger micro-batches, there are fewer of them,
+but never fewer than `accumulation`. The room is measured once, when the run starts, and stored in
+its checkpoints (`room`). The number of micro-batches affects only rounding and the random numbers
+of dropout.
 """
 
 import math
@@ -44,14 +45,16 @@ from allstep.optim.noise_scale import Running
 from allstep.train.config.number_types import MAX_BATCH
 from allstep.train.config.run_config import GrowthConfig, ResolvedConfig
 
-_SURE_AFTER = 30  # steps: the interval supposes that many
+# Steps; the 95% interval of the noise scale assumes at least this many.
+_SURE_AFTER = 30
 
 
 class Growth:
-    """The batch of every update. `base_batch`: at the beginning. `num_samples`: of an epoch.
+    """The batch of every update.
 
-    room: samples that a worker may compute at once, where those are more than at the beginning; see
-    the module of that name.
+    `base_batch` is the batch at the start of the run, `num_samples` the samples of an epoch. `room`
+    is the largest micro-batch that fits into the memory of a worker, if it is larger than at the
+    start of the run (module `micro_batch`); 0 keeps the size.
     """
 
     def __init__(
@@ -61,11 +64,15 @@ class Growth:
         self._base = base_batch
         self._num_samples = num_samples
         self._room = room
-        self._times = 0  # it has grown by noise
-        self._last = 0  # at that sample
+        # How often the batch has grown by noise, and after how many samples it last did.
+        self._times = 0
+        self._last = 0
 
     def batch(self, samples: int, noise: Running | None = None) -> int:
-        """The batch of the update after `samples` samples; noise: what was measured until then."""
+        """Return the batch of the next update, after `samples` samples.
+
+        `noise` is the noise scale measured so far; only growth by noise uses it.
+        """
         if self._section.by_noise:
             self._grow_by_noise(samples, noise)
             return self._after(self._times)
@@ -84,60 +91,61 @@ class Growth:
             self._last = samples
 
     def _after(self, times: int) -> int:
-        """The batch that has grown so many times; never above `most`, nor above all samples there
-        are."""
+        """Return the batch after it has grown `times` times.
+
+        It does not exceed `growth.max`, nor the samples of an epoch.
+        """
         most = min(self._section.max or self._num_samples, max(self._num_samples, self._base))
         grown: int = self._base * self._section.factor**times
         return min(grown, most)
 
-    def pieces(self, batch: int, world_size: int, base: int) -> int:
-        """In how many pieces a worker computes its share of `batch`, when at the beginning there
-        were `base` of them."""
-        first, share = (
-            math.ceil(math.ceil(self._base / world_size) / base),
-            math.ceil(batch / world_size),
-        )
+    def num_micro_batches(self, batch: int, world_size: int, base: int) -> int:
+        """Return the number of micro-batches in which a worker computes its share of `batch`.
+
+        `base` is their number at the start of the run.
+        """
+        first = math.ceil(math.ceil(self._base / world_size) / base)
+        share = math.ceil(batch / world_size)
         return max(min(base, share), math.ceil(share / max(first, self._room)))
 
     def state(self) -> dict[str, int]:
-        """For a checkpoint."""
+        """Return the state that a checkpoint stores."""
         return {"times": self._times, "last": self._last, "room": self._room}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restore the state of a checkpoint."""
         self._times, self._last = int(state["times"]), int(state["last"])
-        self._room = int(state.get("room", 0))  # runs of before had none
+        # Checkpoints of older versions have no room.
+        self._room = int(state.get("room", 0))
 
 
 def grows(config: ResolvedConfig) -> bool:
-    """Whether the batch of that run may grow."""
+    """Return whether the batch of the run may grow."""
     return bool(config.growth.at) or config.growth.by_noise
 
 
 def batches(config: ResolvedConfig, num_samples: int | None = None) -> tuple[int, int]:
     """Return the smallest and the largest batch that the run may have.
 
-    num_samples: of an epoch, where that is known; a batch does not grow beyond it.
+    `num_samples` is the number of samples of an epoch, if it is known; a batch does not grow beyond
+    it.
     """
     base = config.batch
     if not grows(config):
         return base, base
     most = config.growth.max or num_samples or MAX_BATCH
-    # A batch that is larger than the set from the beginning is cut down to it when it would grow.
+    # A batch that is larger than the dataset from the start is reduced to it when it would grow.
     return min(base, most), max(base, most)
 
 
 def note(config: ResolvedConfig) -> str | None:
-    """What the user should know about growth and schedule together."""
+    """Return a warning if both the batch grows and the learning rate falls; else None."""
     schedule = config.schedule
-    if (
-        not grows(config)
-        or schedule.shape == "constant"
-        or (schedule.shape == "step" and schedule.milestones)
-    ):
+    has_milestones = schedule.shape == "step" and schedule.milestones
+    if not grows(config) or schedule.shape == "constant" or has_milestones:
         return None
     return (
-        f"the batch grows, and with schedule.shape={schedule.shape} the rate falls as well:"
-        " schedule.shape=constant leaves it to the batch, schedule.shape=step with"
-        " schedule.milestones says when each of them does its part"
+        f"the batch grows, and with schedule.shape={schedule.shape} the learning rate falls as"
+        " well: set schedule.shape=constant to change only the batch, or schedule.shape=step with"
+        " schedule.milestones to choose when each of them changes"
     )

@@ -1,7 +1,7 @@
-"""Puts net and optimizer of a run together, as its config says.
+"""Build the model and the optimizer of a run from its config.
 
 The order matters: weights are equal on all ranks (drawn from the seed, or from a checkpoint) before
-the optimizer is made, and the optimizer has its state before it is shared out.
+the optimizer is created, and the optimizer has its state before it is distributed over the ranks.
 """
 
 from collections.abc import Callable
@@ -24,27 +24,28 @@ from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
-from allstep.train.step.learning_rate import peak_rate
+from allstep.train.step.learning_rate import peak_lr
 from allstep.world import World
 
 SHARE_FROM_BYTES = 100_000_000
-"""Weights from this size on are shared by the workers of a host: there it was measured to be faster
+"""Weights of at least this size are shared by the workers of a host, which is faster from there on
 (docs/measured.md)."""
 
 
-_NUMBERS = count()  # of optimizers of this process: they tell them apart, alike on all ranks
+# Numbers the optimizers of this process, in the same order on all ranks, to give each unique names.
+_NUMBERS = count()
 
 
 def make_device(config: RunConfig) -> torch.device:
-    """Where this rank computes; `comm.init` has chosen its GPU."""
+    """Return the device on which this rank computes. `comm.init` has selected its GPU before."""
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError("unreachable: prepare looks first")
+        raise RuntimeError("unreachable: run.prepare checks the device first")
     use_gpu = config.device != "cpu" and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
 
 
 class ImageFacts(Protocol):
-    """What a net must know of the data."""
+    """The facts about the data that determine the shape of a model."""
 
     @property
     def num_classes(self) -> int: ...
@@ -52,34 +53,37 @@ class ImageFacts(Protocol):
     def shape(self) -> tuple[int, int, int]: ...
 
 
-def make_net(config: RunConfig, parts: ImageFacts) -> nn.Module:
-    """The net with its first weights, which depend on the seed only."""
+def build_model(config: RunConfig, facts: ImageFacts) -> nn.Module:
+    """Return the model with its initial weights, which depend only on the config's seed."""
     torch.manual_seed(config.seed)
     section = config.model
     kind = "batch" if section.norm in ("sync", "ghost") else section.norm
-    net = make_model(
+    model = make_model(
         section.name,
-        num_classes=parts.num_classes,
-        shape=parts.shape,
+        num_classes=facts.num_classes,
+        shape=facts.shape,
         norm=make_norm(kind, momentum=section.norm_momentum, scale=section.norm_scale),
         options=dict(section.options),
     )
     if section.norm == "sync":
-        return norm.convert(net, sync=True)
+        return norm.convert(model, sync=True)
     if section.norm == "ghost":
-        norm.convert(net, ghost=section.ghost)
-        for layer in net.modules():
+        norm.convert(model, ghost=section.ghost)
+        for layer in model.modules():
             if isinstance(layer, norm.GhostBatchNorm):
-                # `config.check` has, and a resumed run may begin with the short batch at an epoch's
-                # end
+                # `config.check` has checked the batch, and a resumed run may begin with the short
+                # batch at the end of an epoch.
                 layer.looked = True
-    return net
+    return model
 
 
-def make_optimizer(config: ResolvedConfig, net: nn.Module) -> torch.optim.Optimizer:
-    """Of this rank alone, on the whole net. Biases and norms are a group of their own."""
+def make_optimizer(config: ResolvedConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer of the whole model for this rank alone.
+
+    Biases and norms are a parameter group of their own, with their own learning rate.
+    """
     named = [
-        (name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
     ]
     section = config.optimizer
     both = (
@@ -87,7 +91,7 @@ def make_optimizer(config: ResolvedConfig, net: nn.Module) -> torch.optim.Optimi
     )
     for group in both:
         group["rate_factor"] = section.bias_lr if group["exempt"] else 1.0
-    return _MAKERS[section.name](both, peak_rate(config), section)
+    return _MAKERS[section.name](both, peak_lr(config), section)
 
 
 def _sgd(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
@@ -98,7 +102,7 @@ def _sgd(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimi
 
 
 def _nesterov(section: OptimizerConfig) -> bool:
-    """It is our default, and means nothing without momentum."""
+    """Return whether to use Nesterov momentum: it is the default, but needs a momentum above 0."""
     return section.nesterov and section.momentum > 0
 
 
@@ -123,7 +127,7 @@ def _adaptive(kind: Any) -> Callable[[Any, float, OptimizerConfig], torch.optim.
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Those that somebody has given; the optimizer knows best what the others should be."""
+    """Return the options that the user set; the optimizer has defaults for the others."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -137,30 +141,37 @@ _MAKERS: dict[str, Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer
 }
 
 
-def shares_weights(config: RunConfig, world: World, net: nn.Module, device: torch.device) -> bool:
-    """Whether the workers of a host keep one copy of the weights."""
+def shares_weights(config: RunConfig, world: World, model: nn.Module, device: torch.device) -> bool:
+    """Return whether the workers of a host share one copy of the weights."""
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
-            "share_weights=true and precision=float16 exclude each other: whether a step overflowed"
-            " is seen in whole gradients only"
+            "share_weights=true and precision=float16 exclude each other: float16 needs whole"
+            " gradients to detect an overflow; change one of them"
         )
     if config.share_weights != "auto":
         return bool(config.share_weights) and world.size > 1
     one_host = 1 < world.size == world.local_size
-    whole_gradients = (
-        config.precision == "float16" or config.optimizer.noise > 0
-    )  # what then happens to them needs all of them
-    nbytes = sum(each.numel() * each.element_size() for each in net.parameters())
+    # Loss scaling and gradient noise need the whole gradient on each rank.
+    whole_gradients = config.precision == "float16" or config.optimizer.noise > 0
+    nbytes = sum(each.numel() * each.element_size() for each in model.parameters())
     return one_host and device.type == "cpu" and not whole_gradients and nbytes >= SHARE_FROM_BYTES
 
 
 def distribute(
-    net: nn.Module, optimizer: torch.optim.Optimizer, world: World, pieces: int, share: bool
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: World,
+    num_micro_batches: int,
+    share: bool,
 ) -> ReplicatedOptimizer:
-    """The optimizer, with the gradients of all ranks. All ranks together."""
+    """Return `optimizer` with gradients reduced over all ranks. A collective.
+
+    `num_micro_batches` is the number of backward passes per step. `share` lets the workers of a
+    host share one copy of the weights.
+    """
     named = [
         Named(name, parameter)
-        for name, parameter in net.named_parameters()
+        for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
     replicas = Replicas(
@@ -168,7 +179,7 @@ def distribute(
         lambda: group_for("gradients"),
         f"train/{next(_NUMBERS)}",
         Rule(densify=True),
-        pieces,
+        num_micro_batches,
         overlap=False if share else None,
     )
     made = replicate(optimizer, replicas, world.size, share_weights=share)
@@ -177,26 +188,26 @@ def distribute(
 
 
 def make_noise(config: ResolvedConfig) -> Callable[[int], float] | None:
-    """Variance of the noise on gradients, by samples seen."""
+    """Return a function from samples seen to the variance of gradient noise; None without noise."""
     eta, batch = config.optimizer.noise, config.batch
     return (lambda seen: float(eta / (1 + seen / batch) ** 0.55)) if eta else None
 
 
 def make_weigh(config: ResolvedConfig) -> Callable[[Batch, int], Tensor] | None:
-    """Random weights of samples, drawn from (seed, epoch, sample): the same with any number of
-    workers.
+    """Return a function that draws random weights for samples; None without `noise_like`.
 
-    The variance follows the samples of the step's global batch, which is smaller where an epoch
-    ends and may have grown.
+    The weights are drawn from (seed, epoch, sample), so they are the same with any number of
+    workers. Their variance follows the size of the step's global batch, which is smaller at the end
+    of an epoch and may grow during the run.
     """
     like = config.optimizer.noise_like
     if like is None:
         return None
 
     def weigh(batch: Batch, num_samples: int) -> Tensor:
-        deviation = noise_variance(num_samples, like) ** 0.5
+        std = noise_variance(num_samples, like) ** 0.5
         angle, radius = Draws(config.seed, batch.epoch, batch.samples).uniform("noise_like", 2).T
         normal = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)  # Box and Muller 1958
-        return torch.from_numpy(1.0 + deviation * normal).float()
+        return torch.from_numpy(1.0 + std * normal).float()
 
     return weigh

@@ -1,19 +1,19 @@
-"""An exponential moving average of the weights: smoother than the weights themselves, and often
-better on the validation part.
+"""An exponential moving average (EMA) of the weights.
 
-After every update
+It is smoother than the weights, and often better on the validation split. After every update
+
 
 ```
 average = d * average + (1 - d) * weights           d = min(decay, (1 + updates) / (10 + updates))
 ```
 
-The second d is that of a young run: the weights it starts from are random, and would else stay in
-the average for 1 / (1 - decay) updates. A look every `every` updates, with d ** every, comes to
-nearly the same and costs the less.
+The second value of d applies early in the run: the initial weights are random, and would otherwise
+stay in the average for 1 / (1 - decay) updates. Averaging only every `every` updates, with
+d ** every, gives nearly the same result at a lower cost.
 
-Floating-point buffers (the running statistics of norms) are averaged like the parameters, all
-others (counters) are copied. The average is computed alike on all ranks, from equal weights, so it
-is equal on all of them, and it is no matter which of them saves it.
+Floating-point buffers (the running statistics of norms) are averaged like the parameters; all
+others (counters) are copied. All ranks compute the average from equal weights, so it is equal on
+all of them, and any rank can save it.
 """
 
 import copy
@@ -26,24 +26,30 @@ from allstep.errors import CheckpointError
 
 
 class Average:
-    """The average of a net's weights. `net` here is a copy that holds it, for evaluation only."""
+    """The EMA of a model's weights. Its `model` is a copy with these weights, for evaluation only.
 
-    def __init__(self, net: nn.Module, decay: float, every: int = 1) -> None:
-        self._source = net
+    `decay` is the EMA's decay per update, `every` the number of updates between two averages.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, every: int = 1) -> None:
+        self._source = model
         self._decay = decay
         self._every = every
         self.updates = 0
-        """Of the run so far."""
-        self.net = _copy_of(net)
+        """Updates of the run so far."""
+        self.model = _copy_of(model)
 
     @torch.no_grad()
     def update(self) -> None:
-        """After each update of the weights; looks at them at every `every`th."""
+        """Count an update of the weights, and average them if it is an `every`-th one.
+
+        Must be called after each update.
+        """
         self.updates += 1
         if self.updates % self._every:
             return
         decay = min(self._decay, (1 + self.updates) / (10 + self.updates)) ** self._every
-        ours, theirs = dict(_tensors(self.net)), dict(_tensors(self._source))
+        ours, theirs = dict(_tensors(self.model)), dict(_tensors(self._source))
         averaged = [
             name for name in ours if ours[name].is_floating_point() or ours[name].is_complex()
         ]
@@ -54,38 +60,44 @@ class Average:
             ours[name].copy_(theirs[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, beside `updates`: the average by name, in its own memory."""
-        return {name: tensor.detach() for name, tensor in _tensors(self.net)}
+        """Return the averaged tensors by name, not copied, for a checkpoint."""
+        return {name: tensor.detach() for name, tensor in _tensors(self.model)}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], updates: int) -> None:
-        """Goes on from what `tensors` and `updates` were."""
-        ours = dict(_tensors(self.net))
-        if odd := sorted(ours.keys() ^ tensors.keys()):
-            missing = [name for name in odd if name in ours]
-            raise CheckpointError(
-                f"the average of another net: {len(missing)} tensors are missing and"
-                f" {len(odd) - len(missing)} are not known; the first is {odd[0]!r}"
-            )
+        """Restore the state of a checkpoint. Raise CheckpointError if it is of another model."""
+        ours = dict(_tensors(self.model))
+        _check_same_tensors(ours, tensors)
         for name, tensor in ours.items():
-            if tensor.shape != tensors[name].shape:
-                raise CheckpointError(
-                    f"the average of another net: {name!r} is {tuple(tensors[name].shape)},"
-                    f" expected {tuple(tensor.shape)}"
-                )
             tensor.copy_(tensors[name])
         self.updates = updates
 
 
-def _copy_of(net: nn.Module) -> nn.Module:
-    """In memory of its own, also where the net's weights are shared by the ranks of a host."""
-    twin = copy.deepcopy(net)
+def _check_same_tensors(ours: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError unless both have the same names and shapes."""
+    if odd := sorted(ours.keys() ^ found.keys()):
+        missing = [name for name in odd if name in ours]
+        raise CheckpointError(
+            f"the EMA is of another model: {len(missing)} tensors are missing and"
+            f" {len(odd) - len(missing)} are unknown; the first is {odd[0]!r}"
+        )
+    for name, tensor in ours.items():
+        if tensor.shape != found[name].shape:
+            raise CheckpointError(
+                f"the EMA is of another model: {name!r} is {tuple(found[name].shape)},"
+                f" expected {tuple(tensor.shape)}"
+            )
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    """Return a copy with its own memory, even if the ranks of a host share the model's weights."""
+    twin = copy.deepcopy(model)
     for parameter in twin.parameters():
         parameter.requires_grad_(False)
         parameter.grad = None
     return twin.eval()
 
 
-def _tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from net.named_parameters()
-    yield from net.named_buffers()
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()

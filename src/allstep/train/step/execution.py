@@ -1,25 +1,30 @@
-"""How the net is run: plain, channels-last or compiled. Which is fastest depends on net, batch and
-machine, so it is tried out.
+"""The execution mode of the model: plain, channels-last or compiled.
+
+Which mode is fastest depends on model, batch and machine, so it can be measured.
 
 ```
-plain           weights as torch makes them
-channels-last   the channels of a pixel lie side by side, as the convolutions of CPUs and of newer GPUs like it
-compiled        channels-last, and torch.compile makes one program of the net; that takes its time, and a C++ compiler on a CPU
+plain           memory format as torch creates the weights
+channels-last   the channels of a pixel are adjacent in memory; faster for convolutions on CPUs and
+                newer GPUs
+compiled        channels-last, and torch.compile; compiling takes time, and on a CPU it needs a C++
+                compiler
 ```
 
-`choose` runs a few training steps each way, on a copy, so that the net's statistics and the random
-numbers of the run are as if nothing had been. The ranks add up their times and take the same way.
-Compiling must pay for itself in the steps that the run has left; it counts three times, because
-evaluation and the uneven last batch of an epoch are compiled too. A way that fails is left out, and
-a note says why in one line. `timing` does the timing.
+`choose` measures a few training steps in each mode on a copy of the model, so that the model's
+statistics and the random numbers of the run do not change. The ranks average their times and all
+choose the same mode. The time saved in the remaining steps of the run must exceed the cost of
+compiling. That cost counts three times, because evaluation and the uneven last batch of an epoch
+are compiled too. A mode that fails is excluded, and a note gives the reason in one line. Module
+`timing` measures the times.
 
-`settle` is for a way that the user has fixed: one step of two samples (to compile: of all) shows
-whether the net can be run that way; if not, it falls back along compiled -> channels-last -> plain.
-A net that flattens with `view` instead of `flatten`, say, cannot be channels-last.
+`settle` applies a mode that the user has fixed. One step of two samples (in compiled mode: of all
+samples) shows whether the model works in that mode; if not, it falls back along compiled ->
+channels-last -> plain. For example, a model that flattens with `view` instead of `flatten` does not
+work in channels-last.
 
-`applied` puts a net into a way, in place. Names of weights stay, so checkpoints do not know about
-it. Another way adds numbers in another order: a run that was resumed to the same bits must take the
-way that its first part had, not choose again.
+`applied` switches a model to a mode, in place. The names of weights do not change, so checkpoints
+do not depend on the mode. Modes add numbers in different orders: a resumed run must use the mode it
+started with, not choose again, to compute the same bits.
 """
 
 import math
@@ -43,117 +48,124 @@ from allstep.train.step.timing import (
 )
 from allstep.world import World
 
-PLAIN, CHANNELS_LAST, COMPILED = WAYS = ("plain", "channels-last", "compiled")
+PLAIN, CHANNELS_LAST, COMPILED = MODES = ("plain", "channels-last", "compiled")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The way that was taken, and why."""
+    """The execution mode that was chosen, with the measurements behind the choice."""
 
     name: str
-    net: nn.Module
-    """The net that was given, in that way."""
+    model: nn.Module
+    """The given model, switched to that mode."""
     seconds: Mapping[str, float]
-    """Of a step, forward and backward, by way: the mean over the ranks of their medians."""
+    """Seconds of a step (forward and backward) in each mode: the mean of the ranks' medians."""
     notes: tuple[str, ...]
-    """A line on the times, and one on each way that was left out."""
+    """A line on the times, and one on each mode that failed."""
 
 
 def choose(
-    net: nn.Module,
+    model: nn.Module,
     example: Example,
     loss_of: LossOf,
     world: World,
-    ways: Sequence[str] = WAYS,
+    modes: Sequence[str] = MODES,
     steps: int = 5,
     remaining_steps: float = math.inf,
 ) -> Chosen:
-    """The fastest of `ways` for this net, applied to it. A collective: all ranks choose together.
+    """Switch the model to the fastest of `modes`, the same on all ranks. A collective.
 
-    example: input and target of a rank's share of a batch. loss_of(net, input, target): the loss,
-    as the training step computes it.
+    `example` has input and target of a rank's share of a batch. `loss_of(model, input, target)`
+    returns the loss as the training step computes it. `steps` is the number of timed steps in each
+    mode, `remaining_steps` the number of steps over which the cost of compiling is spread.
     """
-    with stage(net, example) as copied:
-        mine = {way: _trial(copied, way, loss_of, steps) for way in ways}
+    with stage(model, example) as copied:
+        mine = {mode: _trial(copied, mode, loss_of, steps) for mode in modes}
+    # If all modes fail, the mode is not the cause.
     if copied.first_error is not None and not any(trial.works for trial in mine.values()):
-        raise copied.first_error  # not a matter of the way
+        raise copied.first_error
     trials = together(world, mine)
     name = decide(trials, remaining_steps)
     notes = [_times(trials, name, remaining_steps), *_complaints(trials)]
-    seconds = {way: trial.seconds for way, trial in trials.items() if trial.works}
-    return Chosen(name, applied(net, name), seconds, tuple(notes))
+    seconds = {mode: trial.seconds for mode, trial in trials.items() if trial.works}
+    return Chosen(name, applied(model, name), seconds, tuple(notes))
 
 
-def settle(net: nn.Module, example: Example, loss_of: LossOf, world: World, name: str) -> Chosen:
-    """The way `name`, applied to the net, or the nearest one in which it can be run.
+def settle(model: nn.Module, example: Example, loss_of: LossOf, world: World, name: str) -> Chosen:
+    """Switch the model to the mode `name`, or to the next mode that works. A collective.
 
-    A collective like `choose`.
+    `example` and `loss_of` are those of `choose`.
     """
     complaints: list[str] = []
-    for way in reversed(WAYS[1 : WAYS.index(name) + 1]):
-        few = example if way == COMPILED else (example[0][:2], example[1][:2])
-        with stage(net, few) as copied:
-            trials = together(world, {way: _trial(copied, way, loss_of, 0)})
-        if trials[way].works:
-            return Chosen(way, applied(net, way), {}, tuple(complaints))
+    for mode in reversed(MODES[1 : MODES.index(name) + 1]):
+        few = example if mode == COMPILED else (example[0][:2], example[1][:2])
+        with stage(model, few) as copied:
+            trials = together(world, {mode: _trial(copied, mode, loss_of, 0)})
+        if trials[mode].works:
+            return Chosen(mode, applied(model, mode), {}, tuple(complaints))
         complaints += _complaints(trials)
-    return Chosen(PLAIN, applied(net, PLAIN), {}, tuple(complaints))
+    return Chosen(PLAIN, applied(model, PLAIN), {}, tuple(complaints))
 
 
 def decide(trials: Mapping[str, Trial], remaining_steps: float) -> str:
-    """The way with the fewest seconds for the steps that are left, compiling included."""
+    """Return the mode with the least time for the remaining steps, including compiling."""
     return fastest(trials, remaining_steps) or PLAIN
 
 
-def applied(net: nn.Module, name: str) -> nn.Module:
-    """The same net, in that way from now on."""
-    if name not in WAYS:
-        raise ValueError(f"execution {name!r} is not one of {', '.join(WAYS)}")
+def applied(model: nn.Module, name: str) -> nn.Module:
+    """Switch the model to the mode `name`, in place, and return it."""
+    if name not in MODES:
+        raise ValueError(f"execution {name!r} is not one of {', '.join(MODES)}")
     memory_format = torch.contiguous_format if name == PLAIN else torch.channels_last
-    for tensor in [*net.parameters(), *net.buffers()]:
-        if (
-            tensor.dim() == 4
-        ):  # torch's own Module.to() refuses nets that have 5-dimensional ones as well
-            tensor.data = _laid_out(tensor.data, memory_format)
-    net._compiled_call_impl = _compiled(net) if name == COMPILED else None
-    return net
+    for tensor in [*model.parameters(), *model.buffers()]:
+        # Not by Module.to(), which fails for models that also have 5-dimensional tensors.
+        if tensor.dim() == 4:
+            tensor.data = _in_format(tensor.data, memory_format)
+    model._compiled_call_impl = _compiled(model) if name == COMPILED else None
+    return model
 
 
-def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """With the strides of that format in any case: a tensor of one channel counts as laid out
-    either way, and torch looks at its strides to choose its kernels (a grey picture's first
-    convolution made a small net 1.6 times as slow)."""
+def _in_format(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return a copy with exactly the strides of `memory_format`.
+
+    torch considers a tensor of one channel to have both formats, and does not change its strides,
+    but chooses kernels by them (for grey images this made a small model 1.6 times as slow).
+    """
     return torch.empty(
         tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format
     ).copy_(tensor)
 
 
-def _compiled(net: nn.Module) -> Any:
-    """As Module.compile() does it; but that silently compiles nothing of nets that are one of
-    torch's own classes, like Sequential."""
+def _compiled(model: nn.Module) -> Any:
+    """Return the model's compiled call, like Module.compile().
+
+    Module.compile() silently compiles nothing of models that are instances of torch's own classes,
+    such as Sequential.
+    """
 
     def call(*args: Any, **named: Any) -> Any:
-        return net._call_impl(*args, **named)  # type: ignore[no-untyped-call]  # torch's own
+        # torch does not annotate `_call_impl`.
+        return model._call_impl(*args, **named)  # type: ignore[no-untyped-call]
 
     return torch.compile(call)
 
 
-def _trial(copied: TrialModel, way: str, loss_of: LossOf, steps: int) -> Trial:
-    compiles = way == COMPILED
-    if compiles and any(isinstance(layer, SyncBatchNorm) for layer in copied.net.modules()):
-        return Trial(why_not="its norms talk to the other ranks, which cannot be compiled")
-    return copied.trial(loss_of, steps, lambda net: applied(net, way), compiles)
+def _trial(copied: TrialModel, mode: str, loss_of: LossOf, steps: int) -> Trial:
+    compiles = mode == COMPILED
+    if compiles and any(isinstance(layer, SyncBatchNorm) for layer in copied.model.modules()):
+        return Trial(why_not="its norms communicate with other ranks, which cannot be compiled")
+    return copied.trial(loss_of, steps, lambda model: applied(model, mode), compiles)
 
 
 def _complaints(trials: Mapping[str, Trial]) -> list[str]:
     return [
-        f"execution {way} was left out: {trial.why_not}"
-        for way, trial in trials.items()
+        f"execution {mode} is not used: {trial.why_not}"
+        for mode, trial in trials.items()
         if not trial.works
     ]
 
 
 def _times(trials: Mapping[str, Trial], name: str, remaining_steps: float) -> str:
-    """The figures behind the choice."""
+    """Return a line with the measured times behind the choice."""
     left = f"; {remaining_steps:.0f} steps are left" if math.isfinite(remaining_steps) else ""
     return f"execution {name}: a step takes {figures(trials)}{left}"

@@ -1,19 +1,21 @@
-"""The learning rate of a run by samples seen, as its config says: the peak follows the batch, the
-shape follows the run.
+"""The learning rate of a run as a function of the samples seen.
+
+The config determines it: the peak scales with the batch, the shape with the length of the run.
 
 ```
-rate
-peak |    ____               schedule.warmup epochs up to the peak, then the shape over the rest of the run:
-     |   /    \\__            constant             stays; step: falls by schedule.factor at its milestones, and stays there
-     |  /        \\__         cosine, linear, polynomial, exponential       fall to schedule.end of the peak
- end | /            \\        one-cycle            rises by itself, without a warm-up, and falls to
- schedule.end
-     +-----------------> samples seen
+lr
+peak |    ____         warm-up: schedule.warmup epochs up to the peak, then one of the shapes:
+     |   /    \\__      constant                        stays at the peak
+     |  /        \\__   step                            times schedule.factor at each milestone
+ end | /            \\  cosine, linear,                 fall to schedule.end times the peak
+     +-------------->  polynomial, exponential
+       samples seen    one-cycle                       has its own rise instead of the warm-up,
+                                                       then falls to schedule.end times the peak
 ```
 
-Milestones count epochs from the start of the run, shapes the part of it that follows the warm-up.
-What does not fit together (a milestone within the warm-up, a warm-up longer than the run) is found
-by `config.check` before anything starts.
+Milestones count epochs from the start of the run; the other shapes span the epochs after the
+warm-up. `config.check` rejects combinations that do not fit (a milestone within the warm-up, a
+warm-up longer than the run) before the run starts.
 """
 
 from collections.abc import Callable
@@ -23,15 +25,15 @@ from allstep.optim.schedules import Schedule, exponential, one_cycle, polynomial
 from allstep.train.config.run_config import ResolvedConfig, ScheduleConfig
 
 
-def peak_rate(config: ResolvedConfig) -> float:
-    """The highest rate of the run: the recipe's, scaled to the batch."""
+def peak_lr(config: ResolvedConfig) -> float:
+    """Return the highest learning rate of the run: `optimizer.lr`, scaled to the batch."""
     section = config.optimizer
     return SCALINGS[section.scaling](section.lr, config.batch, section.base_batch)
 
 
 def learning_rate(config: ResolvedConfig, num_train: int) -> Callable[[int], float]:
-    """The rate for the step after so many samples."""
-    peak, schedule = peak_rate(config), config.schedule
+    """Return a function from samples seen to the learning rate of the next step."""
+    peak, schedule = peak_lr(config), config.schedule
     return Rate(
         peak=peak,
         total=config.num_epochs * num_train,
@@ -44,11 +46,12 @@ def learning_rate(config: ResolvedConfig, num_train: int) -> Callable[[int], flo
 
 
 def _shape(schedule: ScheduleConfig) -> Schedule:
-    """Between the peak and `end`; those that have an end of their own are told ours."""
+    """Return the shape from the peak to `schedule.end`, for all shapes except "step"."""
     if schedule.shape == "constant":
         return SCHEDULES["constant"]
+    # An exponential never reaches 0, and one-cycle has an end of its own: 0 selects their defaults.
     if schedule.shape == "exponential":
-        return exponential(schedule.end) if schedule.end else exponential()  # it never comes to 0
+        return exponential(schedule.end) if schedule.end else exponential()
     if schedule.shape == "one-cycle":
         return one_cycle(end=schedule.end) if schedule.end else one_cycle()
     return _ending_at(
@@ -58,8 +61,11 @@ def _shape(schedule: ScheduleConfig) -> Schedule:
 
 
 def _steps(config: ResolvedConfig, num_train: int) -> Schedule:
-    """In samples, as the rate counts them: a milestone then comes with the step that begins there,
-    not one later by rounding."""
+    """Return the shape "step", with milestones as fractions of the samples after the warm-up.
+
+    Computed in samples, like the learning rate, so that rounding does not delay a milestone by a
+    step.
+    """
     warmup, total = config.warmup * num_train, config.num_epochs * num_train
     rest = total - warmup or 1.0
     return steps(
@@ -68,5 +74,5 @@ def _steps(config: ResolvedConfig, num_train: int) -> Schedule:
 
 
 def _ending_at(end: float, shape: Schedule) -> Schedule:
-    """A shape that falls to 0, squeezed between its peak and `end`."""
+    """Return `shape`, which falls from 1 to 0, rescaled to fall from 1 to `end`."""
     return (lambda seen, total: end + (1.0 - end) * shape(seen, total)) if end else shape

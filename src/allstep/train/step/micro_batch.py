@@ -1,19 +1,19 @@
-"""How many samples a worker may compute at once when its share of a growing batch gets larger: as
-many as its memory surely holds.
+"""The largest micro-batch of a growing batch that surely fits into the memory of a worker.
 
 ```
-bytes of a sample     what autograd keeps of a forward pass of 4 samples, less that of 2, halved; twice that, since the backward pass
-                      makes gradients of the same sizes
-memory of a worker    its GPU's, or an equal part of what its host (or its cgroup) has in all room
-the samples whose bytes fill a quarter of the memory: weights, optimizer, pictures and others want
-the rest ```
+bytes of a sample     (bytes that autograd keeps of a forward pass of 4 samples, minus those of 2)
+                      / 2, times 2, because the backward pass creates gradients of the same sizes
+memory of a worker    that of its GPU, or an equal share of the total memory of its host or cgroup
+room                  the number of samples whose bytes fill a quarter of that memory; weights,
+                      optimizer state, images and other processes use the rest
+```
 
-Nothing of this depends on the moment: not on what is free just now, not on what a process happens
-to hold. So the same run on the same machine always comes to the same number, hence to the same
-bits; and since a checkpoint has the number, a resumed run does so anywhere.
+The result does not depend on the memory that is free or in use at the moment. So the same run on
+the same machine always has the same number of micro-batches, and hence the same bits. A checkpoint
+stores the number, so a resumed run uses it on any machine.
 
-A net with batch norms gets no room: with larger pieces their statistics would be those of more
-samples, and the run another one.
+The room of a model with batch norms is 0 (micro-batches do not grow): larger micro-batches would
+change the statistics of the norms, and so the run.
 """
 
 import copy
@@ -26,38 +26,42 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from allstep import machine
 from allstep.world import World
 
-_PART = 0.25
+_MEMORY_FRACTION = 0.25
 _WITH_GRADIENTS = 2
-_FEW, _MANY = 2, 4  # samples
+# Samples of the two forward passes that are compared.
+_FEW, _MANY = 2, 4
 
 
 Forward = Callable[[nn.Module, int], Tensor]
-"""What a net makes of so many samples."""
+"""Returns the output of a model for a number of samples."""
 
 
-def samples_at_once(net: nn.Module, forward: Forward, nbytes: int) -> int:
-    """So many may be computed at once with a memory of `nbytes`; 0 where nobody can tell.
+def samples_at_once(model: nn.Module, forward: Forward, nbytes: int) -> int:
+    """Return how many samples can be computed at once in a memory of `nbytes`; 0 if unknown.
 
-    The net is left as it was.
+    The model is not changed.
     """
-    if any(isinstance(layer, _BatchNorm) for layer in net.modules()):
+    if any(isinstance(layer, _BatchNorm) for layer in model.modules()):
         return 0
     try:
         with torch.random.fork_rng(devices=[]):
-            each = bytes_of_sample(copy.deepcopy(net), forward)
-    except Exception:  # whatever a user's net raises: it has not been asked to take two samples yet
+            each = bytes_of_sample(copy.deepcopy(model), forward)
+    # A user's model may raise anything: this is the first time that it gets two samples.
+    except Exception:
         return 0
-    return int(_PART * nbytes / (_WITH_GRADIENTS * each)) if each > 0 else 0
+    return int(_MEMORY_FRACTION * nbytes / (_WITH_GRADIENTS * each)) if each > 0 else 0
 
 
-def bytes_of_sample(net: nn.Module, forward: Forward) -> int:
-    """What autograd keeps of one sample until its backward pass; weights and the like, of which
-    there is one copy, do not count."""
-    return (_kept(net, forward, _MANY) - _kept(net, forward, _FEW)) // (_MANY - _FEW)
+def bytes_of_sample(model: nn.Module, forward: Forward) -> int:
+    """Return the bytes that autograd keeps for one more sample until its backward pass.
+
+    Tensors that do not grow with the number of samples, such as weights, do not count.
+    """
+    return (_kept(model, forward, _MANY) - _kept(model, forward, _FEW)) // (_MANY - _FEW)
 
 
-def _kept(net: nn.Module, forward: Forward, count: int) -> int:
-    """Bytes that autograd keeps of a forward pass; what several operations keep counts once."""
+def _kept(model: nn.Module, forward: Forward, count: int) -> int:
+    """Return the bytes that autograd keeps of a forward pass; a shared storage counts once."""
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -65,12 +69,15 @@ def _kept(net: nn.Module, forward: Forward, count: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        forward(net, count)
+        forward(model, count)
     return sum(each.untyped_storage().nbytes() for each in kept.values())
 
 
 def memory_of_worker(world: World, device: torch.device) -> int:
-    """Bytes: of its GPU, else its part of what the host has, whoever uses it now."""
+    """Return the memory of a worker in bytes: that of its GPU, else its share of the host's.
+
+    It is the total memory, whether it is free or in use.
+    """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     found = machine.memory()

@@ -1,8 +1,9 @@
-"""The noise scale of a run under way, from what its steps leave behind.
+"""Estimates of the gradient noise scale from the steps of a run.
 
 ```
-several workers   own gradients, scaled as if each had its equal share of the batch   against their mean
-one worker        the gradient of the first piece                                     against that of the whole batch
+several workers   compare the gradient of each worker, scaled as if its share of the batch were an
+                  equal one, with the mean of all gradients
+one worker        compares the gradient of the first micro-batch with that of the whole batch
 ```
 """
 
@@ -17,21 +18,19 @@ from allstep.train.step.step import Trainer
 def measure_noise(
     noise: RunningNoiseScale, trainer: Trainer, norms: GradientNorms, weights: Sequence[float]
 ) -> None:
-    """Takes the last step into account; `weights`: samples of each rank.
+    """Add the last step to the estimate `noise`.
 
-    A step of float16 that is left out says nothing.
+    `norms` has the squared norms of the gradients, `weights` the number of samples of each rank. A
+    step that float16 skipped after an overflow is ignored.
     """
-    first, mean, total = trainer.first_piece, norms.mean / trainer.scale**2, sum(weights)
+    first, mean, total = trainer.first_micro_batch, norms.mean / trainer.scale**2, sum(weights)
     if not math.isfinite(mean):
         return
     if sum(each > 0 for each in weights) > 1:
-        usual = (
-            total / len(weights) / trainer.scale
-        )  # each rank's gradient was scaled as if it had so many samples
-        own = [
-            norm * (usual / max(weight, 1)) ** 2
-            for norm, weight in zip(norms.own, weights, strict=True)
-        ]
+        # Each rank's gradient was scaled as if the rank had this many samples.
+        usual = total / len(weights) / trainer.scale
+        pairs = zip(norms.own, weights, strict=True)
+        own = [norm * (usual / max(weight, 1)) ** 2 for norm, weight in pairs]
         noise.add(from_workers(own, weights, mean))
     elif first is not None and first.samples < total:
         noise.add(estimate(first.squared, first.samples, mean, total))

@@ -1,14 +1,15 @@
-"""Which precision a run with `precision: auto` computes in, and what an emulated bfloat16 costs.
+"""The choice of precision for `precision: auto`, and the cost of an emulated bfloat16.
 
 ```
-each rank   judge(device)        CPU flags, or the GPU's capability: native, not native, or unknown
-all ranks   one answer           float32 if one rank has no bfloat16; bfloat16 if all have it
-unknown     timed                a step in each, on a copy of the model (`timing`)
-resumed     kept                 the checkpoint's, on any machine; a note names what this one would use
+each rank   judge(device)    by CPU flags or GPU capability: bfloat16 native, not native, unknown
+all ranks   one answer       float32 if one rank has no bfloat16; bfloat16 if all have it
+unknown     measured         a step in each precision, on a copy of the model (`timing`)
+resumed     kept             the checkpoint's, on any machine; a note names the precision that a
+                             new run would use here
 ```
 
-An explicit `precision: bfloat16` is never replaced. Where the processor emulates it, both are timed
-and a note gives the factor.
+An explicit `precision: bfloat16` is never replaced. If the processor emulates it, a step in each
+precision is timed, and a note gives the factor.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,10 +37,12 @@ from allstep.train.step.timing import (
 from allstep.world import World
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
-_CAPABILITY = 8  # of the first NVIDIA GPUs that compute in bfloat16
+# Compute capability of the first NVIDIA GPUs with bfloat16 arithmetic.
+_CAPABILITY = 8
 SAMPLES = 32
-"""To time a step with, at most: an emulated step of a large batch takes minutes."""
-_STEPS = 3  # timed, after one that sets up
+"""Largest number of samples of a timed step: an emulated step of a large batch takes minutes."""
+# Timed steps, after one untimed step that includes set-up.
+_STEPS = 3
 
 Timed = Callable[[], Mapping[str, Trial]]
 
@@ -50,18 +53,18 @@ class Settled:
 
     name: str
     why: str = ""
-    """Why it was chosen, in one line; empty where the user chose it."""
+    """The reason for the choice, in one line; empty if the user chose it."""
     notes: tuple[str, ...] = ()
-    """What the user should know about it, a line each."""
+    """Notes for the user about the choice, one line each."""
 
 
 def settle(
     asked: str, kept: str | None, world: World, device: torch.device, timed: Timed
 ) -> Settled:
-    """Settle the precision of a run, the same on all ranks. A collective.
+    """Return the precision of a run, the same on all ranks. A collective.
 
-    asked: the config's. kept: that of the checkpoint, in a resumed run. timed: measure both, see
-    `time_both`; called on all ranks or on none.
+    `asked` is the precision of the config, `kept` that of the checkpoint in a resumed run. `timed`
+    measures a step in both precisions (`time_both`); it is called on all ranks or on none.
     """
     if asked == AUTO:
         agree.everyone(world, lambda: check_device(device))
@@ -74,7 +77,7 @@ def settle(
 
 
 def judge(device: torch.device) -> Bfloat16:
-    """Whether the processor of this rank computes in bfloat16."""
+    """Return whether the processor of this rank computes natively in bfloat16, with the reason."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         needed = f"bfloat16 arithmetic comes with {_CAPABILITY}.0"
@@ -86,8 +89,10 @@ def judge(device: torch.device) -> Bfloat16:
 
 
 def check_device(device: torch.device) -> None:
-    """Raise ConfigError when the device computes in neither: a GPU that this torch is not built
-    for."""
+    """Raise ConfigError if the device computes in neither float32 nor bfloat16.
+
+    This happens with a GPU for which this torch is not built.
+    """
     problems = [_problem(device, dtype) for dtype in (torch.float32, torch.bfloat16)]
     if all(problems):
         raise ConfigError(
@@ -105,46 +110,47 @@ def _problem(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def time_both(net: nn.Module, example: Example, world: World, name: str) -> Mapping[str, Trial]:
-    """Time a training step in float32 and in bfloat16, on a copy of the model. A collective.
+def time_both(model: nn.Module, example: Example, world: World, name: str) -> Mapping[str, Trial]:
+    """Measure a training step in float32 and in bfloat16, on a copy of the model. A collective.
 
-    name: the execution to be used; a model that cannot be run that way is timed in the plain one.
+    `name` is the execution mode; a model that does not work in it is measured in the plain mode.
     """
     trials: Mapping[str, Trial] = {}
-    ways = (
-        (execution.PLAIN,)
-        if name == execution.PLAIN
-        else (execution.CHANNELS_LAST, execution.PLAIN)
-    )
-    for way in ways:
-        trials = together(world, _time_both(net, example, way))
+    plain_only = name == execution.PLAIN
+    modes = (execution.PLAIN,) if plain_only else (execution.CHANNELS_LAST, execution.PLAIN)
+    for mode in modes:
+        trials = together(world, _time_both(model, example, mode))
         if any(trial.works for trial in trials.values()):
             break
     return trials
 
 
-def _time_both(net: nn.Module, example: Example, way: str) -> Mapping[str, Trial]:
-    """On this rank, in the execution `way`."""
-    with stage(net, example) as copied:
+def _time_both(model: nn.Module, example: Example, mode: str) -> Mapping[str, Trial]:
+    """Measure both precisions on this rank, in the execution mode `mode`."""
+    with stage(model, example) as copied:
         losses = {name: loss_in(Precision(name, example[0].device)) for name in (FLOAT32, BFLOAT16)}
         return {
-            name: copied.trial(loss_of, _STEPS, lambda net: execution.applied(net, way))
+            name: copied.trial(loss_of, _STEPS, lambda model: execution.applied(model, mode))
             for name, loss_of in losses.items()
         }
 
 
 def loss_in(precision: Precision) -> LossOf:
-    """The loss of a training step, computed in `precision`."""
+    """Return a function that computes the loss of a training step in `precision`."""
 
-    def loss_of(net: nn.Module, images: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def loss_of(model: nn.Module, images: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         with precision.autocast():
-            return functional.cross_entropy(net(images), target)
+            return functional.cross_entropy(model(images), target)
 
     return loss_of
 
 
 def _of_all(world: World, mine: Bfloat16) -> Bfloat16:
-    """One answer: of a rank without bfloat16, else of one that does not know, else of rank 0."""
+    """Return one answer for all ranks.
+
+    It is the answer of a rank without bfloat16, else of a rank where that is unknown, else of
+    rank 0.
+    """
     answers = agree.gather(world, (mine, world.host))
     several = len({host for _, host in answers}) > 1
     for native in (False, None, True):
@@ -173,7 +179,7 @@ def _kept(kept: str, found: Bfloat16) -> Settled:
 
 
 def _emulated(found: Bfloat16, trials: Mapping[str, Trial]) -> tuple[str, ...]:
-    """The note on an emulated bfloat16, with the measured factor; none where it was not slower."""
+    """Return a note on an emulated bfloat16 with the measured factor; none if it is not slower."""
     exact, rough = trials[FLOAT32], trials[BFLOAT16]
     if not (exact.works and rough.works):
         return (f"bfloat16 is emulated: {found.why}; precision=float32 may be faster",)

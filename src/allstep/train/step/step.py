@@ -1,17 +1,20 @@
-"""The training step, and where its time goes.
+"""The training step, and the time of its phases.
 
-Every rank runs the same steps at the same time: it takes its share of the global batch and computes
-the gradient of
+All ranks run the same steps at the same time. In each step a rank takes its share of the global
+batch and computes the gradient of
 
     (sum of the losses of its share) x ranks / (samples of the global batch)
 
-The mean of that over the ranks is the gradient of the mean loss over the global batch, however
-uneven the shares are: N workers do what one would. The factor is the same on all ranks, because a
-synchronised norm carries gradients from one rank's loss to another's samples.
+The mean of this gradient over the ranks is the gradient of the mean loss over the global batch, for
+shares of any size: N workers compute what one worker would. The factor is the same on all ranks,
+because a synchronized norm carries gradients from one rank's loss to another rank's samples.
 
-The clock splits a rank's time in four: `input` until its share is there, `compute` forward and
-backward, `wait` for the other ranks' gradients (and for what they tell each other after the step),
-`update` of the weights and all else but evaluation.
+`Clock` divides the time of a rank into four phases:
+
+    input      until the share of the batch is available
+    compute    forward and backward
+    wait       for the gradients of other ranks, and for the exchange after the step
+    update     of the weights, and everything else except evaluation
 """
 
 import math
@@ -36,29 +39,29 @@ PHASES = ("input", "compute", "wait", "update")
 
 
 class Clock:
-    """Sums the seconds of each phase. `lap` ends one; the next begins at once."""
+    """Seconds spent in each phase. `lap` ends a phase and starts the next one."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """All sums to zero, from now on."""
+        """Set all sums to zero and start the next phase now."""
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """What has passed since the last lap belongs to `phase`."""
+        """Add the time since the last lap to `phase`."""
         now = time.perf_counter()
         self.seconds[phase] += now - self.last
         self.last = now
 
     def skip(self) -> None:
-        """What has passed since the last lap belongs to none: an evaluation."""
+        """Drop the time since the last lap, which belongs to no phase (an evaluation)."""
         self.last = time.perf_counter()
 
 
 class GradientSize(NamedTuple):
-    """The squared norm of the mean gradient over so many samples."""
+    """The squared norm of the mean gradient over `samples` samples."""
 
     squared: float
     samples: int
@@ -66,59 +69,64 @@ class GradientSize(NamedTuple):
 
 @dataclass(kw_only=True)
 class Trainer:
-    """What a step works with."""
+    """The objects and settings that a step uses, and what it leaves for its caller."""
 
-    net: nn.Module
+    model: nn.Module
     task: Task
     optimizer: ReplicatedOptimizer
-    rate: Callable[[int], float]
-    """The learning rate, by samples seen."""
+    lr: Callable[[int], float]
+    """Returns the learning rate for a number of samples seen."""
     to_input: ToInput
     precision: Precision
-    pieces: int = 1
-    """In which a worker computes its share, one after the other."""
+    num_micro_batches: int = 1
+    """Number of micro-batches in which a worker computes its share, one after the other."""
     clip: float | None = None
-    """The largest norm of a gradient."""
+    """Largest norm of the gradient; a larger gradient is scaled down to it."""
     noise: Callable[[int], float] | None = None
-    """Variance of the noise on gradients, by samples seen."""
+    """Returns the variance of the gradient noise for a number of samples seen."""
     weigh: Callable[[Batch, int], Tensor] | None = None
-    """Random weights for the samples of a share of a global batch of so many."""
+    """Returns random weights for the samples of a share; called with the size of the global batch.
+    """
     seed: int = 0
     rank: int = 0
     size: int = 1
     scale: float = 1.0
-    """What the gradients of the last step were multiplied with."""
-    first_piece: GradientSize | None = None
-    """Of the last step, where `watches_first_piece` asks for it: one worker learns from it how
-    noisy its gradients are."""
-    watches_first_piece: bool = False
+    """Factor by which the gradients of the last step were multiplied."""
+    first_micro_batch: GradientSize | None = None
+    """Gradient of the first micro-batch of the last step, if `measures_first_micro_batch` is set.
+
+    A single worker estimates its noise scale from it.
+    """
+    measures_first_micro_batch: bool = False
     not_finite: list[int] = field(default_factory=list)
-    """Rows of the last share whose loss is not a number, or without bounds."""
+    """Rows of the last share whose loss is NaN or infinite."""
 
     @cached_property
-    def ranks_meet(self) -> bool:
-        """Whether ranks talk to each other within the net, so that all must go through it equally
-        often."""
-        return any(_asks_others(layer) for layer in self.net.modules())
+    def layers_communicate(self) -> bool:
+        """Whether layers of the model communicate, so that all ranks must call it equally often."""
+        return any(_communicates(layer) for layer in self.model.modules())
 
 
-def _asks_others(layer: nn.Module) -> bool:
-    """Whether a norm takes the samples of other ranks into its statistics."""
+def _communicates(layer: nn.Module) -> bool:
+    """Return whether a norm includes the samples of other ranks in its statistics."""
     if isinstance(layer, GhostBatchNorm):
         return layer.across_workers
     return isinstance(layer, SyncBatchNorm | nn.SyncBatchNorm)
 
 
 def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tally:
-    """One update of the weights from a global batch of `num_samples`, of which `batch` is this
-    rank's share; the tally of the share."""
+    """Update the weights from a global batch of `num_samples`. Return the tally of this rank.
+
+    `batch` is this rank's share of the global batch. `clock` receives the time of the phases.
+    """
     clock.lap("input")
     optimizer = trainer.optimizer
-    set_rate(optimizer, trainer.rate(batch.position))
-    seed_step(trainer.seed, batch.position, trainer.rank)  # dropout's numbers, in a resumed run too
+    set_lr(optimizer, trainer.lr(batch.position))
+    # Dropout draws the same numbers in a resumed run.
+    seed_step(trainer.seed, batch.position, trainer.rank)
     optimizer.zero_grad()
     optimizer.clip_norm = trainer.clip and trainer.clip * trainer.precision.scale
-    trainer.scale, trainer.first_piece = trainer.precision.scale, None
+    trainer.scale, trainer.first_micro_batch = trainer.precision.scale, None
     tally = accumulate_gradients(trainer, batch, num_samples)
     clock.lap("compute")
     optimizer.reduce_gradients()
@@ -132,28 +140,26 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
 
 
 def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Tally:
-    """Adds the gradients of the share's loss, piece by piece; a share without samples adds none.
+    """Add the gradients of the share's loss, one micro-batch after the other. Return the tally.
 
-    Where ranks meet within the net (synchronised norms), all go through it equally often: with
-    nothing, if they have nothing.
+    A share without samples adds no gradients. If layers communicate (synchronized norms), all ranks
+    call the model equally often, with empty micro-batches where a rank has no samples.
     """
     tally, factor = trainer.task.tally(), trainer.precision.scale * trainer.size / num_samples
     trainer.not_finite = []
     weights = (
         trainer.weigh(batch, num_samples) if trainer.weigh is not None else batch.data.new_ones(0)
     )
-    pieces = min(
-        trainer.pieces, math.ceil(num_samples / trainer.size)
-    )  # the largest share's: the same on all ranks
-    for data, target, weight in zip(
-        *(each.tensor_split(pieces) for each in (batch.data, batch.target, weights)), strict=True
-    ):
-        if not len(data) and not trainer.ranks_meet:
+    # From the largest share, so that the number is the same on all ranks.
+    count = min(trainer.num_micro_batches, math.ceil(num_samples / trainer.size))
+    micro_batches = (each.tensor_split(count) for each in (batch.data, batch.target, weights))
+    for data, target, weight in zip(*micro_batches, strict=True):
+        if not len(data) and not trainer.layers_communicate:
             continue
-        pictures = trainer.to_input(data)
-        target = target.to(pictures.device)
+        images = trainer.to_input(data)
+        target = target.to(images.device)
         with trainer.precision.autocast():
-            logits = trainer.net(pictures)
+            logits = trainer.model(images)
         logits = exact(logits)
         losses = trainer.task.training_losses(logits, target)
         weighed = losses if trainer.weigh is None else losses * weight.to(losses.device)
@@ -161,26 +167,26 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
         row = int(tally.count)
         tally.add(losses.detach().sum(), logits.detach(), target)
         if not math.isfinite(tally.loss):
-            trainer.not_finite += [
-                row + each
-                for each in losses.detach().isfinite().logical_not().nonzero().flatten().tolist()
-            ]
-        if trainer.watches_first_piece and tally.count == len(target) < batch.weight:
-            trainer.first_piece = _size_of_gradient(trainer, len(target), factor)
+            wrong = losses.detach().isfinite().logical_not().nonzero().flatten()
+            trainer.not_finite += [row + each for each in wrong.tolist()]
+        if trainer.measures_first_micro_batch and tally.count == len(target) < batch.weight:
+            trainer.first_micro_batch = _size_of_gradient(trainer, len(target), factor)
     return tally
 
 
 def _size_of_gradient(trainer: Trainer, count: int, factor: float) -> GradientSize:
-    """What is there after the first piece, as the mean over its samples."""
+    """Return the size of the gradient after the first micro-batch, as the mean of its samples."""
     gradients = [
-        parameter.grad for parameter in trainer.net.parameters() if parameter.grad is not None
+        parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None
     ]
     return GradientSize(squared_norm(gradients) / (factor * count) ** 2, count)
 
 
 def finish_gradients(trainer: Trainer, seen: int) -> bool:
-    """Takes float16's scale off the reduced gradients and adds the noise that was asked for; False:
-    leave this step out."""
+    """Divide the reduced gradients by float16's loss scale and add noise, where configured.
+
+    Return False if a gradient overflowed, so that this step must be skipped.
+    """
     if trainer.precision.name != "float16" and trainer.noise is None:
         return True
     parameters = [
@@ -193,7 +199,7 @@ def finish_gradients(trainer: Trainer, seen: int) -> bool:
     return True
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The rate for all parameters; a group that has a `rate_factor` gets so many times it."""
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of each group: `lr`, times the group's `rate_factor` if it has one."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("rate_factor", 1.0)
+        group["lr"] = lr * group.get("rate_factor", 1.0)

@@ -1,15 +1,15 @@
 """Timing of alternatives on a copy of the model, and one decision for all ranks.
 
-`execution` and `precision_choice` use it.
+An alternative is an execution mode (`execution`) or a precision (`precision_choice`).
 
 ```
-stage(model, example)      a copy: statistics and random numbers of the run stay as they are
-  .trial(loss_of, steps)   one step that sets up, then `steps` timed ones: their median, or an error
-together(world, trials)    means over the ranks; a way that failed on one rank has failed
-fastest(trials, steps)     the way with the fewest seconds, set-up costs included
+stage(model, example)      a copy: statistics and random numbers of the run do not change
+  .trial(loss_of, steps)   one set-up step, then `steps` timed ones: their median, or an error
+together(world, trials)    means over the ranks; an alternative that failed on one rank has failed
+fastest(trials, steps)     the alternative with the least time, including the cost of set-up
 ```
 
-Every rank makes the same number of steps, because layers such as a synchronized batch norm
+Every rank runs the same number of steps, because layers such as a synchronized batch norm
 communicate in each of them.
 """
 
@@ -33,31 +33,33 @@ from allstep.world import World
 LossOf = Callable[[nn.Module, Tensor, Tensor], Tensor]
 Example = tuple[Tensor, Tensor]
 WORTH_IT = 0.97
-"""A way must take at most this share of the time of the ways before it; less of a gain is noise."""
+"""Largest ratio of an alternative's time to the best before it; a smaller gain counts as noise."""
 COMPILATIONS = 3
-"""How often the cost of compiling is paid: training, evaluation, the uneven last batch."""
+"""Number of compilations of a run: for training, evaluation and the uneven last batch."""
 
 
 @dataclass
 class Trial:
-    """How one way went on one rank, or on all of them."""
+    """The measurement of one alternative, on one rank or as the mean of all ranks."""
 
     seconds: float = math.inf
-    """Of a step; infinite when it failed."""
+    """Seconds of a step; infinite if the alternative failed."""
     cost: float = 0.0
     """Seconds of compiling."""
     why_not: str | None = None
+    """The reason why the alternative failed; None if it works."""
 
     @property
     def works(self) -> bool:
+        """Whether the alternative ran without an error."""
         return self.why_not is None
 
 
 @dataclass
 class TrialModel:
-    """A copy of the model, on which the ways are tried one after the other."""
+    """A copy of the model, on which the alternatives are measured one after the other."""
 
-    net: nn.Module
+    model: nn.Module
     example: Example
     first_error: Exception | None = None
 
@@ -68,15 +70,17 @@ class TrialModel:
         prepare: Callable[[nn.Module], object],
         compiles: bool = False,
     ) -> Trial:
-        """Time `steps` steps (0: the first one) of `loss_of` after `prepare` has changed the copy.
+        """Measure `steps` training steps of `loss_of`, after `prepare` has changed the copy.
 
-        compiles: the first step does, so the time by which it is longer is the trial's `cost`.
+        With `steps` 0 only the first step is measured, which includes set-up. `compiles` means that
+        the first step compiles: the time by which it is longer is the `cost` of the trial.
         """
         try:
-            prepare(self.net)
+            prepare(self.model)
             first = self._step(loss_of)
             usual = median([self._step(loss_of) for _ in range(steps)] or [first])
-        except AllstepError:  # a lost peer is no fault of the way
+        # A lost rank, for example: not caused by the alternative.
+        except AllstepError:
             raise
         except Exception as error:
             self.first_error = self.first_error or error
@@ -85,8 +89,9 @@ class TrialModel:
 
     def _step(self, loss_of: LossOf) -> float:
         started = self._now()
-        loss_of(self.net, *self.example).backward()  # type: ignore[no-untyped-call]  # torch's own
-        self.net.zero_grad(set_to_none=True)
+        # torch does not annotate `backward`.
+        loss_of(self.model, *self.example).backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad(set_to_none=True)
         return self._now() - started
 
     def _now(self) -> float:
@@ -96,21 +101,25 @@ class TrialModel:
 
 
 @contextmanager
-def stage(net: nn.Module, example: Example) -> Iterator[TrialModel]:
-    """Trials on it change neither the model nor the random numbers of the run."""
+def stage(model: nn.Module, example: Example) -> Iterator[TrialModel]:
+    """Yield a copy of the model for trials, which do not change the run's random numbers."""
     device = example[0].device
     with (
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # of a way that may not be taken; the run itself shows them
-        yield TrialModel(copy.deepcopy(net), example)
+        # The alternative may not be chosen; if it is, the run itself shows the warnings.
+        warnings.simplefilter("ignore")
+        yield TrialModel(copy.deepcopy(model), example)
 
 
 def together(world: World, mine: Mapping[str, Trial]) -> dict[str, Trial]:
-    """The means over the ranks; a way that failed on any rank has failed."""
+    """Return the means over the ranks. A collective.
+
+    An alternative that failed on any rank has failed.
+    """
     everyone = agree.gather(world, dict(mine))
-    return {way: _mean([trials[way] for trials in everyone]) for way in mine}
+    return {name: _mean([trials[name] for trials in everyone]) for name in mine}
 
 
 def _mean(trials: Sequence[Trial]) -> Trial:
@@ -122,11 +131,14 @@ def _mean(trials: Sequence[Trial]) -> Trial:
 
 
 def fastest(trials: Mapping[str, Trial], remaining_steps: float = math.inf) -> str | None:
-    """The way with the fewest seconds for the steps left, compiling included; None when all failed."""
+    """Return the alternative with the least time for the remaining steps, including compiling.
+
+    Return None if all alternatives failed.
+    """
     best: str | None = None
-    for way, trial in trials.items():
+    for name, trial in trials.items():
         if trial.works and (best is None or _beats(trial, trials[best], remaining_steps)):
-            best = way
+            best = name
     return best
 
 
@@ -138,10 +150,10 @@ def _beats(trial: Trial, other: Trial, remaining_steps: float) -> bool:
 
 
 def figures(trials: Mapping[str, Trial]) -> str:
-    """Milliseconds of a step by way, of the ways that worked."""
+    """Return a text with the milliseconds of a step for each alternative that worked."""
     return ", ".join(
-        f"{way} {milliseconds(trial.seconds)}{_compiling(trial)}"
-        for way, trial in trials.items()
+        f"{name} {milliseconds(trial.seconds)}{_compiling(trial)}"
+        for name, trial in trials.items()
         if trial.works
     )
 
@@ -151,7 +163,7 @@ def _compiling(trial: Trial) -> str:
 
 
 def reason(error: Exception) -> str:
-    """The error in one line."""
+    """Return the error as one line of text."""
     inner = getattr(error, "inner_exception", error)
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     if type(inner).__name__ == "InvalidCxxCompiler":

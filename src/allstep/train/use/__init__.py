@@ -1,4 +1,4 @@
-"""What a finished run is good for: predict images, evaluate again.
+"""Uses of a trained model: predict images, evaluate again.
 
 May import: everything in `train` but `check`. Start with `load`.
 """

@@ -1,14 +1,15 @@
-"""Evaluates a run that was trained, or is being trained, once more: on its own data, or on other
-data.
+"""Evaluation of a trained run, or of one that is still training, on its own or on other data.
 
 ```
-own data       the parts of the run, as its config opens them: the score is the one that the run logged for these weights
---data PLACE   all samples there; the run's own data need not be here. Any pictures: they are prepared as for `allstep predict`
+own data       the splits that the run's config opens: the score is the one that the run logged for
+               these weights
+--data PLACE   all samples there; the run's own data need not exist on this host. Images of any
+               size: they are prepared as for `allstep predict`
 ```
 
-All ranks together, each its share, every sample once (`evaluate`). Rank 0 reads the checkpoint, so
-that all have the same one, although a run that is under way writes new ones meanwhile. Nothing is
-written to the run folder.
+All ranks evaluate together, each its share, every sample once (`evaluate`). Rank 0 reads the
+checkpoint, so that all ranks have the same one, even while a running run writes new ones. Nothing
+is written to the run folder.
 """
 
 from dataclasses import dataclass
@@ -26,10 +27,10 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.folder.read import Evaluation, Which
 from allstep.train.input.classes import check_same_classes, given_names
 from allstep.train.input.images import make_transform
-from allstep.train.input.splits import Part, open_parts
+from allstep.train.input.splits import Split, open_splits
 from allstep.train.score.evaluate import evaluate
 from allstep.train.task.classification import Classification
-from allstep.train.use.load import Trained, find_run, make_device, make_trained, picture_transform
+from allstep.train.use.load import Trained, find_run, image_transform, make_device, make_trained
 from allstep.train.use.predict import num_at_once
 from allstep.train.watch.events import Score
 from allstep.world import World
@@ -37,28 +38,30 @@ from allstep.world import World
 
 @dataclass(frozen=True)
 class Reevaluated:
-    """How good the net of a run is."""
+    """Score of the model of a run."""
 
     score: Score
     where: str
-    """Which samples, in words."""
+    """Description of the samples."""
     samples: int
-    """That the net was trained on."""
+    """Number of samples that the model was trained on."""
     which: Which
+    """Weights that were evaluated."""
     num_bad: int
-    """Samples that could not be read, over all ranks: they are not in the score."""
+    """Number of unreadable samples over all ranks, which are not in the score."""
     notes: tuple[str, ...] = ()
+    """Notes for the user, such as checkpoints that could not be used."""
 
 
 def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
-    """On all ranks of `world`, the same on each."""
+    """Evaluate on all ranks of `world`, and return the same result on each."""
     found, config = agree.rank_0_decides(
         world, lambda: (find_run(asked.folder, asked.which, asked.trust), asked.config())
     )
     trained = agree.everyone(world, lambda: make_trained(found, make_device(asked.device)))
-    agree.everyone(
-        world, lambda: _opened(asked, config, trained) if world.local_rank == 0 else None
-    )  # indexes are made once
+    # First on one rank per host, which makes indexes that the others read.
+    is_first = world.local_rank == 0
+    agree.everyone(world, lambda: _opened(asked, config, trained) if is_first else None)
     opened = agree.everyone(world, lambda: _opened(asked, config, trained))
     if opened.transform is not None and opened.transform.shape is not None:
         height, width, channels = opened.transform.shape
@@ -66,7 +69,8 @@ def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
     loader = _loader(config, trained, opened, world, asked.device)
     try:
         task = Classification(trained.num_classes)
-        score = evaluate(trained.net, loader, trained.to_input, task, mirror=config.evaluation.flip)
+        flip = config.evaluation.flip
+        score = evaluate(trained.model, loader, trained.to_input, task, flip=flip)
     finally:
         loader.close()
     num_bad = sum(agree.gather(world, loader.num_bad))
@@ -74,8 +78,7 @@ def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
 
 
 def work(asked: Evaluation, launcher: str | None = None) -> Reevaluated | None:
-    """As a worker of whatever world there is, from its start to its end; only rank 0 has the
-    result."""
+    """Evaluate as a worker: join the world, evaluate, shut down. Only rank 0 returns the result."""
     world = comm.init(launcher)
     result = reevaluate(asked, world)
     comm.shutdown()
@@ -84,33 +87,38 @@ def work(asked: Evaluation, launcher: str | None = None) -> Reevaluated | None:
 
 @dataclass(frozen=True)
 class _Opened:
-    """Samples to be evaluated on."""
+    """Samples to evaluate."""
 
-    part: Part | None
+    split: Split | None
+    """Split of the run's data; None for other data."""
     source: Source
     transform: Transform | None
     where: str
+    """Description of the samples."""
 
 
 def _opened(asked: Evaluation, config: RunConfig, trained: Trained) -> "_Opened":
-    return (
-        _elsewhere(asked.place, asked, config, trained)
-        if asked.place is not None
-        else _own(asked, config, trained)
-    )
+    """Open the run's own data, or the data at another place."""
+    if asked.place is not None:
+        return _elsewhere(asked.place, asked, config, trained)
+    return _own(asked, config, trained)
 
 
 def _own(asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
-    parts = open_parts(config)
-    check_same_classes(parts.place, parts.classes, trained.classes)
-    part = {"test": parts.test, "validation": parts.validation, "train": parts.train}[asked.part]
+    """Open a split of the run's own data."""
+    splits = open_splits(config)
+    check_same_classes(splits.place, splits.classes, trained.classes)
+    split = {"test": splits.test, "validation": splits.validation, "train": splits.train}[
+        asked.split
+    ]
     if config.overfit is not None:
-        part = parts.train.first(config.overfit)
-    transform = make_transform("prepare", config.data, part.seen)
-    return _Opened(part, part.source, transform, f"{asked.part} part of {parts.title}")
+        split = splits.train.first(config.overfit)
+    transform = make_transform("prepare", config.data, split.seen)
+    return _Opened(split, split.source, transform, f"{asked.split} split of {splits.title}")
 
 
 def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
+    """Open all data at another place."""
     section = config.data
     source = open_source(
         place,
@@ -118,29 +126,26 @@ def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Traine
         num_classes=section.num_classes,
         classes=given_names(trained.classes),
     )
-    if (
-        asked.part == "test"
-        and isinstance(source, IdxSource | CifarSource)
-        and Path(place).is_dir()
-    ):
+    has_test = isinstance(source, IdxSource | CifarSource) and Path(place).is_dir()
+    if asked.split == "test" and has_test:
         source = open_source(place, train=False)
     check_same_classes(place, source.classes, trained.classes)
-    return _Opened(
-        None, source, picture_transform(section.prepare, trained.shape, section.max_pixels), place
-    )
+    transform = image_transform(section.prepare, trained.shape, section.max_pixels)
+    return _Opened(None, source, transform, place)
 
 
 def _loader(
     config: RunConfig, trained: Trained, opened: _Opened, world: World, device: str
 ) -> Loader:
-    section = config.data
+    """Return the loader of the samples."""
+    section, split = config.data, opened.split
     return Loader(
         opened.source,
         opened.transform,
         batch=num_at_once(trained.shape) * world.size,
         world=world,
         seed=None,
-        numbers=None if opened.part is None else opened.part.numbers,
+        numbers=None if split is None else split.numbers,
         workers=section.workers,
         strict=section.strict,
         budget=section.budget,

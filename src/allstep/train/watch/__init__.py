@@ -1,4 +1,4 @@
-"""What a run tells others while it runs: the terminal, `run.jsonl`, TensorBoard.
+"""What a run reports while it runs: to the terminal, to `run.jsonl`, to TensorBoard.
 
 May import: `train.config`. Start with `events`.
 """

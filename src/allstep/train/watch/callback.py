@@ -20,28 +20,34 @@ from allstep.train.watch.events import Evaluated, Opening, Progress, Result
 
 
 class Callback:
-    """Receive the events of a run. Each method does nothing unless it is overridden."""
+    """Base class of callbacks: receives the events of a run.
+
+    Each method does nothing unless it is overridden. Pass instances to `train`.
+    """
 
     def start(self, opening: Opening) -> None:
-        """Training starts or resumes."""
+        """Handle the start of training, also when a run resumes."""
 
     def progress(self, progress: Progress) -> None:
-        """`log_every` steps were done. Called between two steps, so it should return quickly."""
+        """Handle the figures of the last `log_every` steps.
+
+        Called between two steps, so it should return quickly.
+        """
 
     def evaluated(self, evaluated: Evaluated) -> None:
-        """The validation split was scored."""
+        """Handle a score of the validation split."""
 
     def saved(self, samples: int, path: Path) -> None:
-        """A checkpoint was written."""
+        """Handle a checkpoint that was written to `path` after `samples` samples."""
 
     def event(self, text: str, **figures: Any) -> None:
-        """Something noteworthy happened: a line of text, and the figures behind it."""
+        """Handle another event: a line of text, and the figures behind it."""
 
     def end(self, result: Result) -> None:
-        """The run is over. Not called for a run that fails."""
+        """Handle the result of the run. Not called for a run that fails."""
 
     def close(self) -> None:
-        """The last call, however the run ended."""
+        """Release resources. This is the last call, whether the run failed or not."""
 
 
 class Callbacks(Callback):
@@ -77,6 +83,7 @@ class Callbacks(Callback):
         self._call("close")
 
     def _call(self, method: str, *values: Any, **figures: Any) -> None:
+        """Call a method of every callback; report callbacks that raise."""
         for callback in tuple(self.callbacks):
             try:
                 getattr(callback, method)(*values, **figures)
@@ -84,11 +91,16 @@ class Callbacks(Callback):
                 self._note(callback, error, is_last_call=method == "close")
 
     def _note(self, callback: Callback, error: Exception, is_last_call: bool) -> None:
+        """Report the exception of a callback to the other callbacks, once per callback.
+
+        Remove the callback unless the error is a system error. After the last call nothing is
+        reported.
+        """
         may_recover = isinstance(error, OSError)
         if not may_recover and callback in self.callbacks:
             self.callbacks.remove(callback)
         is_new, name = id(callback) not in self._failed, type(callback).__name__
         self._failed.add(id(callback))
         if is_new and not is_last_call:
-            after = "" if may_recover else "; it is told nothing more"
-            self.event(f"{name} failed, the run goes on: {type(error).__name__}: {error}{after}")
+            after = "" if may_recover else "; it receives no further events"
+            self.event(f"{name} failed, the run continues: {type(error).__name__}: {error}{after}")

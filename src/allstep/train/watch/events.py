@@ -20,148 +20,174 @@ from allstep.world import World
 
 @dataclass(frozen=True)
 class Score:
-    """How good the net is on some samples, each counted once."""
+    """Quality of the model on some samples, each counted once."""
 
     loss: float
+    """Mean loss per sample."""
     accuracy: float
+    """Fraction of samples whose most probable class is right."""
     count: int
+    """Number of samples."""
     top5: float = 0.0
-    """The part of samples whose class is among the five likeliest."""
+    """Fraction of samples whose class is among the five most probable."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What is known when training begins."""
+    """Facts about a run that are known before its first step."""
 
     config: ResolvedConfig
     world: World
     hosts: tuple[str, ...]
-    """Of each rank."""
+    """Host name of each rank."""
     threads: tuple[int, ...]
-    """Of each rank."""
+    """Number of compute threads of each rank."""
     device: str
     data: str
+    """Name of the dataset."""
     data_folder: Path | str
     classes: tuple[str, ...]
+    """Names of the classes; their numbers where they have no names."""
     num_samples: Mapping[str, int]
-    """Of the parts train, validation and test."""
+    """Number of samples of the splits train, validation and test."""
     peak_lr: float
+    """Learning rate after the warm-up, scaled to the batch."""
     parameters: int
+    """Number of parameters of the model."""
     nbytes: int
-    """Of the parameters, and so of the gradients of a step."""
+    """Bytes of the parameters, and so of the gradients of a step."""
     flop_per_sample: int
-    """Forward and backward."""
+    """Floating-point operations of forward and backward; 0 if they could not be counted."""
     out: Path
+    """Run folder."""
     execution: str = "plain"
-    """How the net is run, and in words why, where it was tried out."""
+    """How the model runs, and the reason if it was chosen by measurement."""
     precision: str = "float32"
-    """Of the arithmetic in the net: what the run computes in, also where its config says auto."""
+    """Precision of the model's arithmetic, resolved where the config has `auto`."""
     precision_why: str = ""
-    """Why it was chosen, where it was."""
+    """Reason for the precision if it was chosen by `auto`, else ""."""
     share_weights: bool = False
+    """True if the workers of a host share one copy of the weights."""
     position: int = 0
-    """Samples that were seen before: more than 0 in a run that goes on."""
+    """Samples trained on before: more than 0 in a run that resumes."""
     notes: tuple[str, ...] = ()
-    """What else the user should know, a line each."""
+    """Further notes for the user, one line each."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What happened since the last word."""
+    """Figures of the steps since the previous `Progress`."""
 
     epoch: int
+    """Number of the current epoch, from 0."""
     samples: int
-    """Of the run so far."""
+    """Samples trained on since the start of the run."""
     loss: float
     accuracy: float
     lr: float
     seconds: float
     images_per_second: float
     times: Mapping[str, list[float]]
-    """Seconds in input, compute, wait and update, each by rank."""
+    """Seconds of the phases input, compute, wait and update, by rank."""
     memory: list[int]
-    """Bytes that each rank holds."""
+    """Bytes of memory in use by each rank."""
     batch: int
-    """Samples of an update."""
+    """Samples per update, over all workers."""
     grad_norm: float | None = None
     noise_scale: float | None = None
     trust: Mapping[str, float] | None = None
-    """Trust ratio of each layer, where the optimizer has them."""
+    """Trust ratio of each layer; None if the optimizer has none."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The net was tried on the validation part: at the end of an epoch, or more often, or less."""
+    """Scores after an evaluation on the validation split.
+
+    The config key `evaluation.every` sets the interval in epochs (default: 1).
+    """
 
     epoch: int
-    """Epochs of the run that are over, or begun: 1 at the end of the first."""
+    """Number of epochs that have ended or begun: 1 at the end of the first."""
     samples: int
+    """Samples trained on since the start of the run."""
     train: Score
-    """On the samples trained on since the last evaluation."""
+    """Score on the samples trained on since the previous evaluation."""
     validation: Score
     seconds: float
-    """Of training since then, without evaluations."""
+    """Seconds of training since the previous evaluation, without evaluations."""
     is_best: bool = False
-    """Whether no validation accuracy was higher before."""
+    """True if the validation score is better than all earlier ones."""
     num_bad: int = 0
-    """Samples found bad and skipped since the run began."""
+    """Number of bad samples skipped since the start of the run."""
 
 
 @dataclass(frozen=True)
 class TrainingScore:
-    """A fixed sample of the training split in evaluation mode, with the weights that were tested:
-    comparable with validation."""
+    """Score of a fixed sample of the training split in evaluation mode.
+
+    It uses the weights that were tested, so it is comparable with the validation score.
+    """
 
     score: Score
     samples: int
-    """Trained on when the weights were those: the validation score at this position has the same
-    weights."""
+    """Position (samples trained on) of the weights.
+
+    The validation score at this position is of the same weights.
+    """
     seconds: float
-    """That the evaluation took."""
+    """Duration of this evaluation."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How the run ended. Only `test` is to be quoted."""
+    """How a run ended. Only the score `test` is meant to be published."""
 
     test: Score
     validation: Score
     images_per_second: float
     seconds_per_epoch: float
     seconds: float
-    """Of the whole run, from the first batch to the test; of this part of it, where it was resumed.
+    """Duration from the first batch to the test.
+
+    For a resumed run: the duration since it was resumed.
     """
     out: Path
+    """Run folder."""
     samples: int = 0
-    """Trained on."""
+    """Samples trained on."""
     best: Score | None = None
-    """The best on the validation part."""
+    """Best score on the validation split."""
     chosen: str = "last"
-    """Which weights were tested: the last or the best."""
+    """Weights that were tested: "last" or "best"."""
     why: str = ""
-    """Why the run ended before its last epoch, if it did."""
+    """Reason why the run ended before its last epoch; "" if it did not."""
     aside: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that steps waited for `saving` (copies for checkpoints) and `telling` (the record,
-    the screen), on rank 0."""
+    """Seconds that steps of rank 0 waited for other work, by kind.
+
+    The kinds are `saving` (copies for checkpoints) and `telling` (callbacks).
+    """
     num_bad: int = 0
-    """Samples found bad and skipped."""
+    """Number of bad samples skipped."""
     train: TrainingScore | None = None
-    """None with `overfit`, and where it was cut short or could not be read."""
+    """None with `overfit`, or if the evaluation was interrupted or failed."""
 
 
 class Pace:
-    """How fast training went since the last evaluation, from the words about its progress: a run
-    that was resumed in between knows only its own part."""
+    """Speed of training between two evaluations, from the `Progress` events.
+
+    A run that was resumed in between counts only the time since then.
+    """
 
     def __init__(self) -> None:
         self._samples = self._seconds = 0.0
 
     def add(self, progress: Progress) -> None:
+        """Count the samples and seconds of `progress`."""
         self._samples += progress.images_per_second * progress.seconds
         self._seconds += progress.seconds
 
     def take(self, evaluated: Evaluated) -> float:
-        """Images per second up to this evaluation; 0 when nobody knows."""
+        """Return the images per second up to this evaluation, and reset; 0 if unknown."""
         samples, seconds = self._samples, self._seconds
         self._samples = self._seconds = 0.0
         if not seconds:

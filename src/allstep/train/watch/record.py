@@ -17,9 +17,10 @@ from allstep.train.watch.events import Evaluated, Opening, Progress, Result
 
 
 class Record(Callback):
-    """Write events to the run record.
+    """Callback that writes events to the run record.
 
-    Lines that the disk refuses are kept and tried again before the next one.
+    Lines that could not be written, for example to a full disk, are kept and written before the
+    next line.
     """
 
     def __init__(self, log: RunLog) -> None:
@@ -97,11 +98,12 @@ class Record(Callback):
             self.log.close()
 
     def _write(self, kind: str, **values: Any) -> None:
+        """Append a line of this kind to the run record."""
         self._lines.append((kind, {"time": self.log.now(), **values}))
         self._write_all()
 
     def _write_all(self) -> None:
-        """All lines that wait, in their order."""
+        """Write all pending lines in their order; keep those that fail, and raise."""
         with self._lock:
             while self._lines:
                 kind, values = self._lines.popleft()
@@ -113,7 +115,7 @@ class Record(Callback):
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON has it.
+    """Return `value` as types that JSON has.
 
     Numbers that are not finite become None: a gradient that overflowed is no reason to fail.
     """
@@ -122,11 +124,12 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else str(value)
+        return {str(name): _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else str(value)
 
 
 def _machine(device: str) -> dict[str, Any]:
+    """Return device, cores, system and Python version for the run record."""
     return {
         "device": device,
         "cores": allowed_cores(),

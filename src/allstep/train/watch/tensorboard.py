@@ -1,26 +1,33 @@
-"""TensorBoard events: `tensorboard --logdir RUN` draws the run while it goes on. The x axis counts
-samples, as everything here does.
+"""TensorBoard events: `tensorboard --logdir RUN` draws a run while it is running.
+
+The x axis counts samples.
 
 ```
-run ──Progress──> queue ──> thread: tags and figures, Event message, TFRecord frame, one write ──> events.out.tfevents.*
+run ──Progress──> queue ──> thread: figures by tag ──> Event message ──> TFRecord frame
+                                                                                  | one write
+                                                                       events.out.tfevents.*
 ```
 
-The run pays for putting what it is told on a queue. The message classes are tensorboard's own, the
-framing is that of our TFRecords: the writers of torch and tensorboard import all of TensorFlow
-where it is installed, which takes seconds.
+The run only pays for putting an event into a queue. The message classes are those of the package
+tensorboard, and the framing is that of `data.sources.tfrecord`. The writers of torch and
+tensorboard are not used, because they import all of TensorFlow where it is installed, which takes
+seconds.
 
-A run that goes on writes a further file, which begins by taking back what an earlier part told of
-samples after the checkpoint. What goes wrong in the thread is raised at the next word from the run,
-once; `Callbacks` tells it, and from then on there is silence here.
+A resumed run writes another file. Its first event discards the figures of samples after the
+checkpoint. An error in the thread is raised once, at the next event of the run; `Callbacks` reports
+it, and the events after it are dropped.
 
-| Tag | |
+| Tag | Figures |
 |---|---|
-| `loss/*`, `accuracy/*`, `top5/*` | of train, validation and test; train-sample: at the end, in evaluation mode |
-| `rate`, `batch`, `grad_norm`, `noise_scale`, `trust/LAYER` | of the optimizer |
+| `loss/*`, `accuracy/*`, `top5/*` | of train, validation and test; train-sample: see below |
+| `rate`, `batch`, `grad_norm`, `noise_scale`, `trust/LAYER` | of the optimizer; `rate` is the lr |
 | `images_per_second`, `seconds_per_epoch` | speed |
-| `input/RANK`, `compute/RANK`, `wait/RANK`, `update/RANK` | parts of a worker's time; of more than 16 workers the mean and the most |
+| `input/RANK`, `compute/RANK`, `wait/RANK`, `update/RANK` | fractions of a worker's time |
 | `memory/RANK` | bytes |
-| `num_bad` | samples that were skipped |
+| `num_bad` | number of bad samples that were skipped |
+
+`train-sample` is the score of a sample of the training split at the end, in evaluation mode. With
+more than 16 workers, `mean` and `most` (the maximum) replace the figures by rank.
 """
 
 import os
@@ -35,20 +42,22 @@ from allstep.data.sources.tfrecord.framing import frame
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score
 
-_MOST_WORKERS = 16
-_MOST_WAITING = 10_000  # events, when a disk stands still; those after it are lost
+_MAX_WORKERS = 16
+"""Up to this many workers have figures of their own."""
+_MAX_QUEUED = 10_000
+"""Events in the queue while the disk does not respond; further ones are dropped."""
 
-_Event = dict[str, Any]  # the fields of TensorBoard's message
+_Event = dict[str, Any]
+"""Fields of TensorBoard's message `Event`."""
 
 
 class TensorBoard(Callback):
-    """Writes events into `folder`."""
+    """Callback that writes TensorBoard's events into `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._queue: queue.Queue[tuple[float, Callable[[], _Event]] | None] = queue.Queue(
-            _MOST_WAITING
-        )
+        self._queue: queue.Queue[tuple[float, Callable[[], _Event]] | None]
+        self._queue = queue.Queue(_MAX_QUEUED)
         self._thread = threading.Thread(target=self._work, name="allstep-tensorboard", daemon=True)
         self._num_train, self._pace = 0, Pace()
         self._error: Exception | None = None
@@ -82,6 +91,7 @@ class TensorBoard(Callback):
             self._thread.join()
 
     def _put(self, make: Callable[[], _Event]) -> None:
+        """Queue an event with the current time; `make` runs in the thread."""
         self._raise_once()
         if not self._is_silent:
             try:
@@ -90,47 +100,51 @@ class TensorBoard(Callback):
                 return
 
     def _raise_once(self) -> None:
+        """Raise the error of the thread, if there is one, and forget it."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def _work(self) -> None:
+        """Write queued events until the end of the run (the code of the thread)."""
         try:
             self._write_all()
         except Exception as error:
             self._error, self._is_silent = error, True
-            while (
-                self._queue.get() is not None
-            ):  # nobody may wait for room in the queue, nor for the end
+            # Empty the queue until the end, so that neither `_put` nor `close` waits.
+            while self._queue.get() is not None:
                 continue
 
     def _write_all(self) -> None:
+        """Write queued events into a new file until None arrives."""
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = (
-            self.folder / f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}"
-        )  # read in the order of names
+        # TensorBoard reads the files in the order of their names.
+        path = self.folder / f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}"
         with path.open("ab", buffering=0) as file:
-            while (told := self._queue.get()) is not None:
-                when, make = told
+            while (queued := self._queue.get()) is not None:
+                when, make = queued
                 file.write(frame(Event(wall_time=when, **make()).SerializeToString()))
 
 
 def _event(samples: int, figures: Mapping[str, float]) -> _Event:
+    """Return the event of some figures at a number of samples."""
     values = [{"tag": tag, "simple_value": value} for tag, value in figures.items()]
     return {"step": samples, "summary": {"value": values}}
 
 
-def _of_score(part: str, score: Score) -> dict[str, float]:
+def _of_score(split: str, score: Score) -> dict[str, float]:
+    """Return the figures of a score by tag."""
     return {
-        f"loss/{part}": score.loss,
-        f"accuracy/{part}": score.accuracy,
-        f"top5/{part}": score.top5,
+        f"loss/{split}": score.loss,
+        f"accuracy/{split}": score.accuracy,
+        f"top5/{split}": score.top5,
     }
 
 
 def _of_progress(progress: Progress) -> Iterator[tuple[str, float]]:
+    """Yield tags and figures of `progress`."""
     yield "loss/train", progress.loss
     yield "accuracy/train", progress.accuracy
     yield "rate", progress.lr
@@ -144,15 +158,14 @@ def _of_progress(progress: Progress) -> Iterator[tuple[str, float]]:
         yield f"trust/{layer}", ratio
     totals = [sum(by_phase) for by_phase in zip(*progress.times.values(), strict=True)]
     for phase, seconds in progress.times.items():
-        shares = [
-            spent / total if total else 0.0 for spent, total in zip(seconds, totals, strict=True)
-        ]
-        yield from _by_rank(phase, shares)
+        by_rank = zip(seconds, totals, strict=True)
+        yield from _by_rank(phase, [spent / total if total else 0.0 for spent, total in by_rank])
     yield from _by_rank("memory", progress.memory)
 
 
 def _by_rank(name: str, values: Sequence[float]) -> Iterator[tuple[str, float]]:
-    if len(values) <= _MOST_WORKERS:
+    """Yield tags and values by rank, or mean and maximum for many ranks."""
+    if len(values) <= _MAX_WORKERS:
         yield from ((f"{name}/{rank}", value) for rank, value in enumerate(values))
     else:
         yield f"{name}/mean", sum(values) / len(values)

@@ -1,20 +1,18 @@
-"""What the terminal shows: a banner, a progress bar with a line per evaluation, and a table at the
-end.
+"""What the terminal shows: a banner, a progress bar, a line per evaluation, and a table at the end.
 
 ```
 allstep 0.1.0 trains digits
-  workers    2, 1 thread each                        what runs, where, on what
-epoch 1/2  loss 0.512  accuracy 84.1%  validation 91.2% best  1,234 images/s  1.0 s epoch 2/2
-━━━━━━━━━━━━━━━  loss 0.3  ...            on a terminal only: redrawn in place by a thread of its
-own
+  workers    2, 1 thread each                        what runs, where, on which device
+epoch 1/2  loss 0.512  accuracy 84.1%  validation 91.2% best  1,234 images/s  1.0 s
+epoch 2/2 ━━━━━━━━━━━━━━━  loss 0.3  ...             only on a terminal: redrawn by a thread
 
-  test accuracy   91.23% of 360 pictures
+  test accuracy   91.23% of 360 images
 look at it: allstep report runs/digits-20260101-120000
 ```
 
-Where standard output is not a terminal the bar is left out and everything is plain lines, so that a
-log file stays readable: one per evaluation, and at most one a minute in between. Square brackets in
-a path are no colors, and control characters in a name are escaped.
+If standard output is not a terminal, there is no bar and everything is plain lines, so that a log
+file is readable: one line per evaluation, and at most one a minute in between. Square brackets in a
+path are not interpreted as colors, and control characters in a name are escaped.
 """
 
 import contextlib
@@ -40,12 +38,14 @@ from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score
 
-_TOP5_FROM = 11  # classes: with fewer, the right one is among five too often to say much
-_QUIET = 60.0  # seconds between two lines of a kind that a bar would show, where there is no bar
+_TOP5_FROM = 11
+"""Number of classes from which top-5 is shown: with fewer it is high by chance."""
+_LINE_INTERVAL = 60.0
+"""Seconds between two lines of a kind that replace the progress bar."""
 
 
 class Display(Callback):
-    """Draws a run."""
+    """Callback that shows a run on the console (default: standard output)."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
@@ -59,10 +59,8 @@ class Display(Callback):
 
     def start(self, opening: Opening) -> None:
         self._last["progress"] = time.monotonic()
-        self.epochs, self.num_train = (
-            opening.config.num_epochs,
-            max(1, opening.num_samples["train"]),
-        )
+        self.epochs = opening.config.num_epochs
+        self.num_train = max(1, opening.num_samples["train"])
         self.with_top5 = len(opening.classes) >= _TOP5_FROM
         self._print(f"allstep {__version__} trains {opening.config.title}", "bold")
         for name, value in banner(opening):
@@ -72,15 +70,19 @@ class Display(Callback):
         for note in opening.notes:
             self._print(f"note: {note}")
         if self.console.is_terminal:
-            self.bar = _bar(self.console)
-            total, epoch = (
-                self.num_train * self.epochs,
-                f"{opening.position // self.num_train + 1}/{self.epochs}",
-            )
-            self.task = self.bar.add_task(
-                "", total=total, completed=opening.position, epoch=epoch, figures="", saved=""
-            )
-            self.bar.start()
+            self._start_bar(opening.position)
+
+    def _start_bar(self, position: int) -> None:
+        """Show the progress bar of a run that has been trained on `position` samples."""
+        self.bar = _bar(self.console)
+        total, epoch = (
+            self.num_train * self.epochs,
+            f"{position // self.num_train + 1}/{self.epochs}",
+        )
+        self.task = self.bar.add_task(
+            "", total=total, completed=position, epoch=epoch, figures="", saved=""
+        )
+        self.bar.start()
 
     def progress(self, progress: Progress) -> None:
         self._pace.add(progress)
@@ -96,7 +98,7 @@ class Display(Callback):
         over, rest = divmod(evaluated.samples, self.num_train)
         epoch = f"{evaluated.samples / self.num_train:.2f}" if rest else f"{over}"
         validation = f"validation {self._accuracy(evaluated.validation)}"
-        parts = [
+        columns = [
             f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}",
             f"loss {evaluated.train.loss:.3f}",
             f"accuracy {evaluated.train.accuracy:.1%}",
@@ -104,8 +106,8 @@ class Display(Callback):
             f"{self._pace.take(evaluated):,.0f} images/s",
             f"{evaluated.seconds:.1f} s",
         ]
-        parts += [f"{evaluated.num_bad:,} bad samples skipped"] if evaluated.num_bad else []
-        self._print("  ".join(parts))
+        columns += [f"{evaluated.num_bad:,} bad samples skipped"] if evaluated.num_bad else []
+        self._print("  ".join(columns))
 
     def saved(self, samples: int, path: Path) -> None:
         if self.bar is not None:
@@ -130,27 +132,27 @@ class Display(Callback):
             self.bar = None
 
     def _is_time(self, kind: str) -> bool:
-        """Whether a line of that kind may come again."""
+        """Return whether a line of this kind may be printed again, and note the time if so."""
         now = time.monotonic()
-        if now - self._last[kind] < _QUIET:
+        if now - self._last[kind] < _LINE_INTERVAL:
             return False
         self._last[kind] = now
         return True
 
     def _accuracy(self, score: Score) -> str:
-        return (
-            f"{score.accuracy:.1%} (top-5 {score.top5:.1%})"
-            if self.with_top5
-            else f"{score.accuracy:.1%}"
-        )
+        """Return the accuracy as text, with top-5 where it is shown."""
+        top5 = f" (top-5 {score.top5:.1%})" if self.with_top5 else ""
+        return f"{score.accuracy:.1%}{top5}"
 
     def _print(self, line: str, style: str | None = None) -> None:
+        """Print one line of text, without interpretation of markup."""
         self._write(escaped(line), soft_wrap=True, markup=False, style=style)
 
     def _write(self, drawn: Any, **options: Any) -> None:
-        """Print; the first time that a full disk refuses it, report that on standard error.
+        """Print an object of rich; report the first write error on standard error.
 
-        The error is raised, too: other callbacks record it. A closed pipe needs no report.
+        Such an error is a full disk. It is raised, too, so that other callbacks record it. A closed
+        pipe is not reported.
         """
         try:
             self.console.print(drawn, **options)
@@ -168,42 +170,38 @@ class Display(Callback):
 
 
 def banner(opening: Opening) -> list[tuple[str, str]]:
-    """Names and values of the lines that say what will run, and where."""
+    """Return names and values of the lines that describe the run and where it runs."""
     config, num_workers = opening.config, len(opening.hosts)
-    parts = ", ".join(f"{count:,} {part}" for part, count in opening.num_samples.items())
+    counts = ", ".join(f"{count:,} {split}" for split, count in opening.num_samples.items())
     threads = f"{_range(opening.threads)} thread{'' if max(opening.threads) == 1 else 's'} each"
     lines = [
         *recipe_lines(config),
         ("hosts", _hosts(opening.hosts)),
         ("workers", f"{num_workers}, {threads}"),
         ("device", opening.device),
-        ("data", f"{opening.data}: {parts}, from {opening.data_folder}"),
-        ("net", net_line(opening)),
+        ("data", f"{opening.data}: {counts}, from {opening.data_folder}"),
+        ("model", model_line(opening)),
         ("execution", opening.execution),
     ]
     if num_workers > 1:
-        lines += [
-            (
-                "weights",
-                "one copy on each host" if opening.share_weights else "each worker has its own",
-            )
-        ]
+        shared, own = "one copy on each host", "each worker has its own"
+        lines += [("weights", shared if opening.share_weights else own)]
     if opening.precision_why or opening.precision != "float32":
         lines += [("precision", precision_line(opening))]
     lines += [
-        ("batch", batch_sum(config, num_workers)),
-        ("rate", rate_line(config, opening.peak_lr)),
+        ("batch", batch_line(config, num_workers)),
+        ("lr", lr_line(config, opening.peak_lr)),
+        ("schedule", schedule_line(config)),
     ]
-    lines += [("schedule", schedule_line(config))]
     if opening.position:
-        lines += [("goes on", f"after {opening.position:,} samples")]
+        lines += [("resumes", f"after {opening.position:,} samples")]
     return [*lines, ("run folder", str(opening.out))]
 
 
 def recipe_lines(config: ResolvedConfig) -> list[tuple[str, str]]:
     """Return what the recipe sets against the defaults, and what the run changes in either.
 
-    Both as words that the command line takes.
+    Both are written as `key=value` arguments of the command line.
     """
     if config.recipe not in BASES:
         return []
@@ -213,35 +211,33 @@ def recipe_lines(config: ResolvedConfig) -> list[tuple[str, str]]:
     return [*lines, ("changed", " ".join(changed))] if changed else lines
 
 
-def net_line(opening: Opening) -> str:
-    """Its size, and its work where that could be counted."""
+def model_line(opening: Opening) -> str:
+    """Return the size of the model, and its work per image if that could be counted."""
     work = (
-        f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per picture"
-        if opening.flop_per_sample
-        else ""
+        f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per image" if opening.flop_per_sample else ""
     )
     return f"{opening.parameters:,} parameters{work}"
 
 
 def precision_line(opening: Opening) -> str:
-    """The precision, and the reason where it was chosen by `precision: auto`."""
+    """Return the precision, and the reason if `precision: auto` chose it."""
     return opening.precision + (
         f" (auto: {opening.precision_why})" if opening.precision_why else ""
     )
 
 
-def batch_sum(config: ResolvedConfig, num_workers: int) -> str:
-    """Samples per worker and piece x workers x pieces = the global batch."""
-    batch, pieces = config.batch or 0, config.accumulation
-    low, rest = divmod(batch, num_workers * pieces)
+def batch_line(config: ResolvedConfig, num_workers: int) -> str:
+    """Return `samples per worker and micro-batch x workers x micro-batches = batch`."""
+    batch, num_micro_batches = config.batch or 0, config.accumulation
+    low, rest = divmod(batch, num_workers * num_micro_batches)
     each = f"{low}" if not rest else f"{low} or {low + 1}"
     workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
-    accumulation = f" x {pieces} accumulated" if pieces > 1 else ""
+    accumulation = f" x {num_micro_batches} accumulated" if num_micro_batches > 1 else ""
     return f"{each} per worker x {workers}{accumulation} = {batch}"
 
 
-def rate_line(config: ResolvedConfig, peak: float) -> str:
-    """The recipe's rate and what the batch made of it."""
+def lr_line(config: ResolvedConfig, peak: float) -> str:
+    """Return the learning rate of the config and the peak after scaling to the batch."""
     section = config.optimizer
     return (
         f"{section.lr:g} at batch {section.base_batch} -> {peak:g} at batch {config.batch}"
@@ -250,25 +246,25 @@ def rate_line(config: ResolvedConfig, peak: float) -> str:
 
 
 def schedule_line(config: ResolvedConfig) -> str:
-    """How long the run is, and how its learning rate goes."""
+    """Return the number of epochs and the schedule of the learning rate."""
     shape, warmup = config.schedule.shape, config.warmup
     rise = f"warm-up of {warmup:.3g}, then {shape}" if warmup else f"no warm-up, {shape}"
     return f"{config.num_epochs} epochs: {rise}"
 
 
 def warnings(config: ResolvedConfig) -> list[str]:
-    """What the user may not have meant."""
+    """Return warnings about settings that are probably not intended."""
     section = config.optimizer
     if section.scaling == "none" and config.batch != section.base_batch:
-        was = f"the rate {section.lr:g} belongs to batch {section.base_batch}"
+        was = f"optimizer.lr={section.lr:g} is for batch {section.base_batch}"
         return [f"{was}, the batch is {config.batch} and optimizer.scaling is none"]
     return []
 
 
 def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, str]]:
-    """Names and values of the final table: what may be quoted first."""
+    """Return names and values of the final table, the test score first."""
     test, best = result.test, result.best
-    lines = [("test accuracy", f"{test.accuracy:.2%} of {test.count:,} pictures")]
+    lines = [("test accuracy", f"{test.accuracy:.2%} of {test.count:,} images")]
     lines += [("test top-5", f"{test.top5:.2%}")] if with_top5 else []
     lines += [
         ("images/s", f"{result.images_per_second:,.0f}"),
@@ -282,7 +278,7 @@ def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, st
     lines += [
         ("weights tested", f"the {result.chosen} ones"),
         ("test loss", f"{test.loss:.4f}"),
-        ("seconds in all", f"{result.seconds:.1f}"),
+        ("total seconds", f"{result.seconds:.1f}"),
     ]
     lines += [("bad samples", f"{result.num_bad:,} skipped")] if result.num_bad else []
     lines += [("ended early", result.why)] if result.why else []
@@ -290,6 +286,7 @@ def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, st
 
 
 def _figures(progress: Progress) -> str:
+    """Return the figures of the progress bar or line."""
     return (
         f"loss {progress.loss:.3f}  accuracy {progress.accuracy:.1%} "
         f" {progress.images_per_second:,.0f} images/s"
@@ -297,6 +294,7 @@ def _figures(progress: Progress) -> str:
 
 
 def _bar(console: Console) -> Bar:
+    """Return a progress bar that disappears when it stops."""
     return Bar(
         TextColumn("epoch {task.fields[epoch]}", markup=False),
         BarColumn(bar_width=24),
@@ -305,14 +303,17 @@ def _bar(console: Console) -> Bar:
         TextColumn("left{task.fields[saved]}", markup=False),
         console=console,
         transient=True,
-        refresh_per_second=2,  # drawing takes 0.8 ms of the training's own process
+        # Drawing takes 0.8 ms of the training process.
+        refresh_per_second=2,
     )
 
 
 def _hosts(hosts: Sequence[str]) -> str:
+    """Return each host with its number of workers."""
     return ", ".join(f"{host} ({count})" for host, count in Counter(hosts).items())
 
 
 def _range(values: Sequence[int]) -> str:
+    """Return the smallest and largest value, or the value if all are equal."""
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low} to {high}"

@@ -54,7 +54,7 @@ def pairs(n: int) -> list[tuple[str, bytes]]:
     return [
         pair
         for row in range(n)
-        for pair in ((f"{row:04}.jpg", b"picture %d" % row * row), (f"{row:04}.cls", b"%d" % row))
+        for pair in ((f"{row:04}.jpg", b"image %d" % row * row), (f"{row:04}.cls", b"%d" % row))
     ]
 
 
@@ -76,12 +76,12 @@ def test_what_webdataset_writes_is_read_as_it_reads_it(wds: Any, tmp_path: Path)
     shuffle = random.Random(0)
     with wds.ShardWriter(f"{tmp_path}/x-%05d.tar", maxcount=7, verbose=0) as sink:
         for row in range(20):
-            picture = shuffle.randbytes(shuffle.randrange(2000))
+            image = shuffle.randbytes(shuffle.randrange(2000))
             meta = {"size": row, "name": "Zürich"}
             sink.write(
                 {
                     "__key__": f"some/where/{row:03}",
-                    "jpg": picture,
+                    "jpg": image,
                     "cls": row % 5,
                     "json": meta,
                     "seg.png": b"s%d" % row,
@@ -138,7 +138,7 @@ def test_a_ustar_prefix_folders_links_and_hidden_files(tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.size = 600
             tar.addfile(info, io.BytesIO(bytes(600)))
-    with pytest.raises(DataError, match=r"no label .* which have jpg; name it"):
+    with pytest.raises(DataError, match=r"no label .* which have jpg; give its extension"):
         TarSource(path)
     (only,) = read_all(TarSource(path, target=""))
     assert (
@@ -166,7 +166,7 @@ def test_targets_come_from_what_holds_a_number(tmp_path: Path) -> None:
     assert bytes(named.read(0).data) == b"sound" and named.read(0).target == b"me"
 
 
-def test_what_is_wrong_with_one_sample_is_said_of_it(tmp_path: Path) -> None:
+def test_an_error_in_one_sample_names_that_sample(tmp_path: Path) -> None:
     members = [
         *pairs(2),
         ("2.cls", b"1"),
@@ -178,7 +178,7 @@ def test_what_is_wrong_with_one_sample_is_said_of_it(tmp_path: Path) -> None:
     ]
     source = TarSource(write_tar(tmp_path / "x.tar", members), num_classes=9)
     for number, reason in (
-        (2, "has no picture, only cls"),
+        (2, "has no image, only cls"),
         (3, "has no cls, only jpg"),
         (4, "bytes but not text"),
         (5, "expected 0 to 8"),
@@ -191,7 +191,7 @@ def test_what_is_wrong_with_one_sample_is_said_of_it(tmp_path: Path) -> None:
 def test_a_cut_at_any_place_costs_only_what_it_hit(tmp_path: Path) -> None:
     whole = write_tar(tmp_path / "x.tar", pairs(6))
     content, reference = whole.read_bytes(), read_all(TarSource(whole))
-    end = 6 * 4 * 512 - 512  # behind the last member; the first picture is empty
+    end = 6 * 4 * 512 - 512  # behind the last member; the first image is empty
     cut = tmp_path / "cut.tar"
     for length in range(100, end, 237):
         cut.write_bytes(content[:length])
@@ -217,7 +217,7 @@ def test_a_damaged_header_costs_its_sample_only(tmp_path: Path) -> None:
         hit = [sample for sample in reference if sample not in good]
         assert len(hit) <= 1, header
         changed_content = [sample for sample in good if sample not in reference]
-        assert len(changed_content) <= 1, header  # a picture or label has no checksum
+        assert len(changed_content) <= 1, header  # an image or label has no checksum
         assert None in found or changed_content or good == reference, header
 
 
@@ -228,6 +228,30 @@ def test_zeros_in_the_middle_are_damage_and_not_the_end(tmp_path: Path) -> None:
     path.write_bytes(content)
     found = read_all(TarSource(path))
     assert None in found and [sample for sample in found if sample][-5:] == reference[-5:]
+
+
+@pytest.mark.parametrize("samples", [8, 40])
+def test_zeros_up_to_the_end_are_no_end_mark(tmp_path: Path, samples: int) -> None:
+    """A file whose rest was reserved and never written: the end mark of a tar is at most a record."""
+    path = write_tar(tmp_path / "x.tar", pairs(samples))
+    content = bytearray(path.read_bytes())
+    start = next(one.header for one in members(content) if one.name == "0004.jpg")
+    content[start:] = bytes(20_000 if samples == 8 else len(content) - start)
+    path.write_bytes(content)
+    found = read_all(TarSource(path))
+    assert len(found) == 5 and found[-1] is None and None not in found[:4]
+    with pytest.raises(BadSample, match=r"bytes of zeros up to the end of the file, expected at"):
+        TarSource(path).read(4)
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 20, 21])
+def test_end_marks_of_other_programs(tmp_path: Path, blocks: int) -> None:
+    """busybox writes two blocks; others fill up to a record of 20."""
+    path = write_tar(tmp_path / "x.tar", pairs(3))
+    whole = path.read_bytes().rstrip(b"\0")
+    size = -(-len(whole) // 512) * 512
+    path.write_bytes(whole.ljust(size + blocks * 512, b"\0"))
+    assert None not in read_all(TarSource(path))
 
 
 @OFTEN
@@ -257,11 +281,10 @@ def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
     TarSource(path, checksum=True)
     before = path.stat()
     content = bytearray(path.read_bytes())
-    content[content.index(b"picture 2")] ^= 1
+    content[content.index(b"image 2")] ^= 1
     path.write_bytes(content)
-    os.utime(
-        path, ns=(before.st_atime_ns, before.st_mtime_ns)
-    )  # decay does not change a file's time
+    # A bad disk does not change the time of a file.
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     found = read_all(TarSource(path))
     assert found[0] and found[1] and found[2] is None
 
@@ -310,7 +333,7 @@ def flip(path: Path, offset: int) -> None:
 def test_checksums_outlive_a_change_until_new_ones_are_stored(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", [*pairs(4), *pairs(2)])  # keys that come twice
     TarSource(path, checksum=True)
-    flip(path, path.read_bytes().index(b"picture 2"))
+    flip(path, path.read_bytes().index(b"image 2"))
     for source in (TarSource(path), TarSource(path), TarSource(path, checksum=True)):
         assert [sample is None for sample in read_all(source)] == [
             False,
@@ -365,5 +388,5 @@ def test_a_label_is_not_made_up_for_samples_behind_bad_ones(tmp_path: Path) -> N
     for row in range(100):
         content[row * 1024 + 512] ^= 1
     path.write_bytes(content)
-    with pytest.raises(BadSample, match="nothing is known as its label, it has only jpg"):
+    with pytest.raises(BadSample, match="no member is known as its label, it has only jpg"):
         TarSource(path).read(100)

@@ -1,4 +1,4 @@
-"""Numbers in tar files that cannot be: each costs its own sample, and the others of the tar are
+"""Impossible numbers in tar files: each costs its own sample, and the others of the tar are
 read.
 
 The reference are the samples that were written; only the second of three is damaged.
@@ -115,7 +115,7 @@ def test_sizes_that_can_be_are_read() -> None:
 
 @pytest.mark.parametrize("kind", [b"x", b"L"])
 def test_an_extended_header_of_megabytes_is_damage(kind: bytes) -> None:
-    """It would be copied into memory: 8 GB of it, if its size says so."""
+    """It would be copied into memory: 8 GB, if its header has that size."""
     name = b"n" * (2 << 20)
     content = record(b"path", name) if kind == b"x" else name
     tar = (

@@ -87,11 +87,11 @@ def test_plain_python_and_numpy_values_have_their_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [(2**63, "64 bits"), ([b"a", 1], "bytes, int"), ({}, "dict"), (None, "NoneType")],
 )
-def test_what_no_feature_can_hold_is_refused(value: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_no_feature_can_hold_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         encode({"x": value})
 
 

@@ -46,7 +46,7 @@ def raw_records(pixels: Any, labels: Any) -> list[dict[str, Any]]:
     ]
 
 
-def random_pictures(n: int, *shape: int) -> tuple[Any, Any]:
+def random_images(n: int, *shape: int) -> tuple[Any, Any]:
     random = np.random.default_rng(0)
     return random.integers(0, 256, (n, *shape), np.uint8), random.integers(0, 300, n)
 
@@ -119,7 +119,7 @@ def test_a_map_delivers_any_feature(write: Write) -> None:
 
 
 def test_without_a_known_feature_the_error_names_what_is_there(write: Write) -> None:
-    with pytest.raises(DataError, match="known as the picture; features: age, wave"):
+    with pytest.raises(DataError, match="known as the image; features: age, wave"):
         TFRecordSource(write([{"wave": 1.0, "age": 1}]))
     with pytest.raises(DataError, match="known as the label; features: image;"):
         TFRecordSource(write([{"image": b"x"}], "y.tfrecord"))
@@ -127,7 +127,7 @@ def test_without_a_known_feature_the_error_names_what_is_there(write: Write) -> 
         TFRecordSource(write([], "z.tfrecord"))
 
 
-def test_what_is_wrong_with_one_sample_is_said_of_it(write: Write) -> None:
+def test_an_error_in_one_sample_names_that_sample(write: Write) -> None:
     path = write(
         [
             {"image": b"x", "label": 1},
@@ -152,8 +152,8 @@ def test_what_is_wrong_with_one_sample_is_said_of_it(write: Write) -> None:
     assert source.targets().tolist() == [1, -1, -1, -1, -1]
 
 
-def test_raw_pictures_are_views_and_blocks_are_what_read_gives(write: Write) -> None:
-    pixels, labels = random_pictures(100, 8, 6, 3)
+def test_raw_images_are_views_and_blocks_are_what_read_gives(write: Write) -> None:
+    pixels, labels = random_images(100, 8, 6, 3)
     source = TFRecordSource(write(raw_records(pixels, labels)))
     one = source.read(3)
     assert (
@@ -170,7 +170,7 @@ def test_raw_pictures_are_views_and_blocks_are_what_read_gives(write: Write) -> 
 
 
 def test_a_block_also_fits_records_with_the_label_first(write: Write) -> None:
-    pixels, labels = random_pictures(20, 4, 4)
+    pixels, labels = random_images(20, 4, 4)
     records = [
         {"a": label, **record}
         for label, record in zip(labels, raw_records(pixels, labels), strict=True)
@@ -194,8 +194,8 @@ def test_there_is_no_block_of_labels_that_are_no_small_number(write: Write, labe
 
 
 def test_there_is_no_block_of_what_cannot_be_stacked(write: Write) -> None:
-    small, labels = random_pictures(3, 4, 4, 3)
-    large, _ = random_pictures(3, 5, 4, 3)
+    small, labels = random_images(3, 4, 4, 3)
+    large, _ = random_images(3, 5, 4, 3)
     source = TFRecordSource(write(raw_records(small, labels) + raw_records(large, labels)))
     assert source.block(np.array([0, 1])) is not None and source.block(np.array([3, 4])) is not None
     assert source.block(np.array([0, 4])) is None
@@ -206,7 +206,7 @@ def test_there_is_no_block_of_what_cannot_be_stacked(write: Write) -> None:
 
 
 def test_there_is_no_block_with_a_damaged_record_in_it(write: Write) -> None:
-    pixels, labels = random_pictures(5, 4, 4, 3)
+    pixels, labels = random_images(5, 4, 4, 3)
     path = write(raw_records(pixels, labels))
     content = bytearray(path.read_bytes())
     content[TFRecordSource(path).place(2).offset + 40] ^= 1
@@ -218,15 +218,15 @@ def test_there_is_no_block_with_a_damaged_record_in_it(write: Write) -> None:
     assert TFRecordSource(path, check=False).block(np.arange(5)) is not None
 
 
-def test_a_block_checks_labels_and_a_shape_that_lies(write: Write) -> None:
-    pixels, _ = random_pictures(2, 4, 4, 3)
+def test_a_block_checks_labels_and_a_wrong_shape(write: Write) -> None:
+    pixels, _ = random_images(2, 4, 4, 3)
     source = TFRecordSource(write(raw_records(pixels, [1, 2])), num_classes=2)
     assert source.block(np.array([0])) is not None and source.block(np.array([0, 1])) is None
-    lying = [
+    wrong = [
         {"image/raw": b"123", "image/shape": [2, 2], "label": 1},
         {"image/raw": 3, "image/shape": [2, 2], "label": 1},
     ]
-    source = TFRecordSource(write(lying, "y.tfrecord"))
+    source = TFRecordSource(write(wrong, "y.tfrecord"))
     assert source.block(np.array([0])) is None
     with pytest.raises(BadSample, match=r"3 bytes of pixels do not fit its shape \(2, 2\)"):
         source.read(0)

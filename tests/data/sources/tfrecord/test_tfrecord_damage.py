@@ -109,9 +109,8 @@ def test_damaged_shards_give_all_whole_records_and_nothing_else(tmp_path: Path) 
             except BadSample as bad:
                 places.append(bad.place)
         expected = whole_ones(bytes(content), records)
-        assert [record for record in good if record] == expected, (
-            number
-        )  # the empty record is one that `repeat_header` may make
+        # Empty records do not count: `repeat_header` may add them.
+        assert [record for record in good if record] == expected, number
         assert all(
             0 <= place.offset < len(content) and place.file == str(path) for place in places
         ), number
@@ -145,7 +144,7 @@ def _or_none(source: TFRecordSource, row: int) -> bytes | None:
         return None
 
 
-def test_a_cut_end_is_one_bad_sample_that_says_so(tmp_path: Path) -> None:
+def test_a_cut_end_is_one_bad_sample_with_that_reason(tmp_path: Path) -> None:
     records = [bytes([row]) * 100 for row in range(4)]
     path = tmp_path / "x.tfrecord"
     path.write_bytes(b"".join(map(frame, records))[:-30])

@@ -1,4 +1,4 @@
-"""TFRecords and Examples beside TensorFlow: it reads what we write, we read what it writes.
+"""TFRecords and Examples compared with TensorFlow: it reads what we write, we read what it writes.
 
 The only tests that import it.
 """
@@ -125,9 +125,8 @@ def test_random_changes_are_read_alike_or_refused_by_us(tf: Any) -> None:
         except Exception:  # either calls it malformed
             continue
         compared += 1
-        for (
-            name
-        ) in reference:  # it leaves an entry out where a field that it does not know stands in it
+        # TensorFlow omits an entry that contains an unknown field.
+        for name in reference:
             values = ours[name]
             kind = reference[name].WhichOneof("kind")
             expected = list(getattr(reference[name], kind).value) if kind else []
@@ -137,7 +136,7 @@ def test_random_changes_are_read_alike_or_refused_by_us(tf: Any) -> None:
     assert compared > 50
 
 
-def test_tensorflow_parses_records_of_decoded_pictures(tf: Any, tmp_path: Path) -> None:
+def test_tensorflow_parses_records_of_decoded_images(tf: Any, tmp_path: Path) -> None:
     pixels = RANDOM.integers(0, 256, (4, 5, 6, 3), np.uint8)
     path = tmp_path / "x.tfrecord"
     records = [

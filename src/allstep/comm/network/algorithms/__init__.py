@@ -1,14 +1,15 @@
-"""Ways to sum a tensor over many ranks, each with its procedure and what it costs.
+"""Algorithms that sum a tensor over many ranks, each with its procedure and its cost.
 
 ```
-             messages of the busiest rank   bytes that it sends       good for
-tree         log2 p                         n log2 p                  small tensors ring         2
-(p-1), more in segments      2 (p-1)/p n               large ones butterfly    2 log2 p  (+1 when
-folded)     2 (p-1)/p n  (+n)         those between, p a power of two star         p-1
-(p-1) n                   two ranks; a yardstick native       Gloo's ring                    2
-(p-1)/p n               a yardstick ```
+             messages of the busiest rank   bytes that it sends   good for
+tree         log2 p                         n log2 p              small tensors
+ring         2 (p-1), more in segments      2 (p-1)/p n           large tensors
+butterfly    2 log2 p  (+1 when folded)     2 (p-1)/p n  (+n)     medium tensors, p a power of two
+star         p-1                            (p-1) n               two ranks; as a reference
+native       Gloo's ring                    2 (p-1)/p n           as a reference
+```
 
-`choose` takes the one whose formula gives the least time on a measured link. One record holds
+`choose` takes the algorithm whose formula gives the least time on a measured link. One record holds
 procedure and formula, so what runs and what a planner predicts cannot drift apart. A new algorithm
 is one file and one line below.
 """
@@ -42,27 +43,29 @@ VARIABLE = "ALLSTEP_ALGORITHM"
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A way to all-reduce."""
+    """An allreduce algorithm: how to run it, and its cost."""
 
     name: str
-    run: Callable[
-        [Exchange, Tensor, Combine], None
-    ]  # in place; `flat` is contiguous, one-dimensional, equally long on all ranks
-    cost: Callable[[int, float, Speed], float]  # seconds, of (num_ranks, nbytes, speed)
+    run: Callable[[Exchange, Tensor, Combine], None]
+    """Reduce a contiguous, one-dimensional tensor in place, of the same length on all ranks."""
+    cost: Callable[[int, float, Speed], float]
+    """Return the time in seconds for (num_ranks, nbytes, speed)."""
 
 
-ALGORITHMS = {  # of those that cost about the same, the first is taken: fewest messages first
+# Of algorithms with about the same cost the first is taken: fewest messages first.
+ALGORITHMS = {
     "tree": Algorithm("tree", tree.run, tree.cost),
     "ring": Algorithm("ring", ring.run, ring.cost),
     "butterfly": Algorithm("butterfly", butterfly.run, butterfly.cost),
     "star": Algorithm("star", star.run, star.cost),
     "native": Algorithm("native", native.run, native.cost),
 }
-ABOUT = 1.05  # a formula is not more exact than that
+# The accuracy of the formulas: costs within this factor count as equal.
+ABOUT = 1.05
 
 
 def choose(num_ranks: int, nbytes: float, speed: Speed) -> Algorithm:
-    """The first in the table whose cost is the least, or within 5 % of it."""
+    """Return the first algorithm in the table whose cost is within 5% of the lowest."""
     costs = {
         name: algorithm.cost(num_ranks, nbytes, speed) for name, algorithm in ALGORITHMS.items()
     }
@@ -71,9 +74,9 @@ def choose(num_ranks: int, nbytes: float, speed: Speed) -> Algorithm:
 
 
 def wanted_algorithm(name: str | None = None) -> Algorithm | None:
-    """The one that the user asks for, by argument or else by ALLSTEP_ALGORITHM.
+    """Return the algorithm that the user requests, by `name` or else by ALLSTEP_ALGORITHM.
 
-    None: "auto", or nothing said.
+    None for "auto", or if neither is set.
     """
     source = "algorithm" if name else VARIABLE
     name = name or os.environ.get(VARIABLE) or "auto"
@@ -81,6 +84,6 @@ def wanted_algorithm(name: str | None = None) -> Algorithm | None:
         return None
     if name not in ALGORITHMS:
         raise ConfigError(
-            f"{source}={name!r} is no algorithm: {did_you_mean(name, [*ALGORITHMS, 'auto'])}"
+            f"{source}={name!r} is not an algorithm: {did_you_mean(name, [*ALGORITHMS, 'auto'])}"
         )
     return ALGORITHMS[name]

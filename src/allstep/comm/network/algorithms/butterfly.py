@@ -1,35 +1,39 @@
-"""Butterfly: ranks exchange halves, then quarters, then eighths, and back. As few bytes as the
-ring, as few rounds as the tree.
+"""Butterfly: ranks exchange halves, then quarters, then eighths, and back.
+
+It sends as few bytes as the ring, in as few rounds as the tree.
 
 Eight ranks, positions 0 to 7; `=` joins two that exchange:
 
 ```
-round 1     0=4  1=5  2=6  3=7      each sends the half that the other keeps, and adds what comes to the half that it keeps itself
+round 1     0=4  1=5  2=6  3=7      each sends the half that the other keeps, and adds what it
+                                    receives to the half that it keeps itself
 round 2     0=2  1=3  4=6  5=7      the same with the quarters of that half
-round 3     0=1  2=3  4=5  6=7      and the eighths: each position now has one finished eighth, that of its own number
-round 4     0=1  2=3  4=5  6=7      now each sends all that it has finished, and has twice as much after each round
+round 3     0=1  2=3  4=5  6=7      and with the eighths: each position now has one finished eighth,
+                                    that of its own number
+round 4     0=1  2=3  4=5  6=7      each sends all that it has finished, and has twice as much after
+                                    each round
 round 5     0=2  1=3  4=6  5=7
 round 6     0=4  1=5  2=6  3=7
 ```
 
 Drawn with lines between the rounds this is the butterfly of the fast Fourier transform. Each eighth
-is summed in one place and then only copied: all ranks get the same bits.
+is summed on one rank and then only copied: all ranks get the same bits.
 
-It needs a power of two. Of p = q + extra ranks (q the largest power of two in p) the first 2 *
-extra therefore fold together in pairs: the odd one hands its tensor to the even one before it, sits
-out, and gets the result at the end:
+The algorithm needs a power of two. Of p = q + extra ranks (q the largest power of two in p) the
+first 2 * extra therefore fold into pairs: the odd rank sends its tensor to the even one before it,
+waits, and receives the result at the end:
 
 ```
 p = 5       1 --> 0      positions 0 1 2 3 are ranks 0 2 3 4      butterfly of 4      0 --> 1
 ```
 
 Cost: log2 q rounds down and up; round i moves n/2^i bytes. Folding adds two messages of the whole
-tensor and one adding.
+tensor and one sum of it.
 
-    2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma  [+ 2 (alpha + n beta) + n gamma  if p is no
-    power of two]
+    2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma
+    [+ 2 (alpha + n beta) + n gamma  if p is no power of two]
 
-Each round waits for its adding: for large tensors the ring, which hides it, is better.
+Each round waits for its sums: for large tensors the ring, which overlaps them, is better.
 """
 
 from torch import Tensor
@@ -39,14 +43,13 @@ from allstep.comm.network.algorithms.speed import Speed
 
 
 def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
-    """All-reduce `flat`, contiguous and one-dimensional, in place."""
+    """Reduce `flat`, contiguous and one-dimensional, in place."""
     rank, extra = exchange.rank, exchange.size - whole(exchange.size)
     if rank >= 2 * extra:
         _halve_and_double(exchange, flat, combine)
     elif rank % 2:
-        _swap(
-            exchange, rank - 1, flat, flat
-        )  # the result holds our part, so it cannot come before that was read
+        # The result includes our values, so it cannot arrive before they were read.
+        _swap(exchange, rank - 1, flat, flat)
     else:
         _swap(exchange, rank + 1, flat[:0], flat, combine)
         _halve_and_double(exchange, flat, combine)
@@ -54,12 +57,12 @@ def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
 
 
 def whole(size: int) -> int:
-    """The largest power of two that is not above `size`."""
+    """Return the largest power of two that is not above `size`."""
     return 1 << (size.bit_length() - 1)
 
 
 def _halve_and_double(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
-    """What a rank that has a position does."""
+    """Run the butterfly on a rank that has a position."""
     size = whole(exchange.size)
     extra = exchange.size - size
     position = exchange.rank // 2 if exchange.rank < 2 * extra else exchange.rank - extra
@@ -78,19 +81,18 @@ def _rank_at(position: int, extra: int) -> int:
 
 
 def _spans(flat: Tensor, bounds: list[int], position: int, distance: int) -> tuple[Tensor, Tensor]:
-    """Of the parts that we and the peer at this distance share: those of our side, and those of its
-    side."""
+    """Return our side and the peer's side of the range that we share at this distance."""
     ours = position // distance * distance
     theirs = ours ^ distance
-    return flat[bounds[ours] : bounds[ours + distance]], flat[
-        bounds[theirs] : bounds[theirs + distance]
-    ]
+    own = flat[bounds[ours] : bounds[ours + distance]]
+    other = flat[bounds[theirs] : bounds[theirs + distance]]
+    return own, other
 
 
 def _swap(
     exchange: Exchange, peer: int, outgoing: Tensor, place: Tensor, combine: Combine | None = None
 ) -> None:
-    """Send, and receive what belongs to `place`: added to it, or instead of it.
+    """Send `outgoing`, and receive `place`: combined with its values, or instead of them.
 
     Either may be empty.
     """
@@ -105,7 +107,7 @@ def _swap(
 
 
 def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
-    """Seconds."""
+    """Return the time of this algorithm in seconds."""
     if not nbytes:
         return 0.0
     size = whole(num_ranks)

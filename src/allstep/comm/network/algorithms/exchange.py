@@ -1,29 +1,27 @@
-"""What an algorithm needs of a network: send to a rank, receive from a rank, wait. And that over
-Gloo.
+"""What an algorithm needs of a network: send to a rank, receive from a rank, wait.
 
-An algorithm is written against `Exchange`, five names, so the same lines run between hosts, on one
-host for study, and in a test where all ranks are threads of one process. The rules that algorithms
-rely on:
+An algorithm is written against `Exchange`, so the same code runs between hosts (`GlooExchange`), on
+one host for study, and in a test where all ranks are threads of one process. The rules that
+algorithms rely on:
 
 * `send` and `recv` return at once. The tensor belongs to the transfer until its handle was waited
   for.
-* Messages from one rank to another arrive in the order in which they were sent, each in the receive
-  that was posted in the same place.
-* A posted receive writes into its tensor when the message comes, not before. So a receive may be
-  posted into memory that an earlier send still reads, as long as the message to come depends on
-  that send having arrived.
+* Messages from one rank to another arrive in the order in which they were sent: the n-th message in
+  the n-th posted receive.
+* A posted receive writes into its tensor when the message arrives, not before. So a receive may be
+  posted into memory that an earlier send still reads, as long as the message to come depends on the
+  arrival of that send.
 * Empty messages are not sent: both ends know the size and leave them out.
 
-Over Gloo a message leaves when its receive has been posted at the other end. So algorithms post the
-receive of an answer before they send what is to be answered: that saves Gloo's question whether it
-may send, and Gloo's own thread fills the buffer while ours adds. `received` is that habit in one
-place.
+Over Gloo, a message is sent when its receive has been posted at the other end. So algorithms post
+the receive of an answer before they send the request: that saves a round trip of Gloo, and Gloo's
+own thread fills the buffer while ours adds. `received` implements this.
 
 ```
 GlooLink    one per group: counts operations
-  .operation() -> GlooExchange    one all-reduce: its messages carry its own tag, so a rank that is
-  ahead by an
-                                  operation, or two operations under way at once, cannot be mixed up
+  .operation() -> GlooExchange    one allreduce: its messages carry its own tag, so those of a rank
+                                  that is ahead by one operation, or of two operations under way
+                                  at once, are not mixed up
 ```
 """
 
@@ -37,22 +35,25 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Work
 
 from allstep.comm.op.reduction import FOLD
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from allstep.errors import CommError
 
-Combine = Callable[..., Tensor]  # torch.add and its like: combine(a, b, out=a)
+# A function like torch.add: combine(a, b, out=a).
+Combine = Callable[..., Tensor]
 
-FIRST_TAG = 1 << 30  # above any tag that a person would give a message
-NUM_TAGS = (1 << 30) - 1  # the last tag, 2**31 - 1, is taken: see gloo.PRIVATE_TAG
+# Above the tags that users choose.
+FIRST_TAG = 1 << 30
+# The last tag, 2**31 - 1, is in use: see gloo.PRIVATE_TAG.
+NUM_TAGS = (1 << 30) - 1
 
 
 class Handle(Protocol):
     """A transfer under way."""
 
     def wait(self) -> Any:
-        """Return when the tensor may be used again (sent) or used at all (received).
+        """Wait until the tensor may be used again (sent) or has its values (received).
 
-        Raises when the peer is gone.
+        Raises if the peer is lost.
         """
 
 
@@ -78,10 +79,10 @@ class HasAllReduce(Protocol):
 
 
 class Message(NamedTuple):
-    """A message to come:
+    """A message to receive.
 
-    `place` is where it belongs. It is written there if `direct`, else shown in a buffer of its
-    size.
+    `place` is the tensor that it is for. It is written there if `direct`, else into a buffer of the
+    same size.
     """
 
     peer: int
@@ -89,16 +90,18 @@ class Message(NamedTuple):
     direct: bool = False
 
 
-Posted = tuple[Message, Tensor, Handle]  # and where it will be, and the transfer
+# A message, the tensor that will have its data, and the transfer.
+Posted = tuple[Message, Tensor, Handle]
 
 
 def received(
     exchange: Exchange, messages: Iterable[Message], ahead: int = 2
 ) -> Iterator[tuple[Message, Tensor]]:
-    """Each message and what came, in the order given. The receives of the first `ahead` of them are
-    posted at once, before the first is asked for, and those of later ones in good time.
+    """Yield each message and its data, in the given order.
 
-    A buffer is used again for a later message as soon as the next one is asked for.
+    The receives of the first `ahead` messages are posted at once, before the caller asks for the
+    first; each later one is posted when an earlier message has been used. A buffer is reused for a
+    later message as soon as the next one is asked for.
     """
     coming = iter(messages)
     posted = deque(_post(exchange, message, deque()) for message in itertools.islice(coming, ahead))
@@ -126,7 +129,7 @@ def _post(exchange: Exchange, message: Message, buffers: deque[Tensor]) -> Poste
 
 
 def _buffer(like: Tensor, buffers: deque[Tensor]) -> Tensor:
-    """One that was used before, if it is large enough; one that is not is dropped."""
+    """Return a used buffer if it is large enough, else a new one; a smaller one is dropped."""
     used = buffers.popleft() if buffers else None
     return (
         torch.empty_like(like)
@@ -146,15 +149,14 @@ _KINDS: dict[Combine, Any] = {combine: kind for kind, combine in FOLD.items()}
 
 
 class GlooLink:
-    """Makes the exchange of each operation. All ranks must begin their operations in the same
-    order, as with every collective.
+    """Creates the exchange of each operation over a transport.
 
-    `mover` is a `GlooMover`, or any other whose `send`, `recv` and `all_reduce` never say "not
-    mine".
+    All ranks must begin their operations in the same order, as with every collective. `transport`
+    is a `GlooTransport`, or another one whose `send`, `recv` and `all_reduce` never decline.
     """
 
-    def __init__(self, mover: Mover, rank: int, size: int) -> None:
-        self.mover = mover
+    def __init__(self, transport: Transport, rank: int, size: int) -> None:
+        self.transport = transport
         self.rank = rank
         self.size = size
         self._count = itertools.count()
@@ -164,17 +166,17 @@ class GlooLink:
 
 
 class GlooExchange:
-    """The messages of one operation."""
+    """The messages of one operation over Gloo."""
 
     def __init__(self, link: GlooLink, tag: int) -> None:
         self.rank, self.size = link.rank, link.size
-        self._mover, self._tag = link.mover, tag
+        self._transport, self._tag = link.transport, tag
 
     def send(self, tensor: Tensor, peer: int) -> Handle:
-        return _taken(self._mover.send(tensor, peer, self._tag))
+        return _taken(self._transport.send(tensor, peer, self._tag))
 
     def recv(self, tensor: Tensor, peer: int) -> Handle:
-        return _taken(self._mover.recv(tensor, peer, self._tag))
+        return _taken(self._transport.recv(tensor, peer, self._tag))
 
     def all_reduce(self, flat: Tensor, combine: Combine) -> Handle:
         kind = _KINDS.get(combine)
@@ -184,9 +186,9 @@ class GlooExchange:
             )
         opts = AllreduceOptions()
         opts.reduceOp = kind
-        return _taken(self._mover.all_reduce(flat, opts))
+        return _taken(self._transport.all_reduce(flat, opts))
 
 
 def _taken(work: Work | None) -> Handle:
-    assert work is not None, "the mover of a link takes every operation"
+    assert work is not None, "the transport of a link must not decline an operation"
     return work

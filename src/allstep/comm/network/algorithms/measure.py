@@ -1,13 +1,12 @@
-"""Measures a link's `Speed`, in a few milliseconds (25 for each pair at 1 Gbit/s), when a group is
-made.
+"""Measures the `Speed` of a link in a few milliseconds (25 for each pair at 1 Gbit/s).
 
-Neighbours play ping-pong: 0 with 1 and 2 with 3 and so on, then 1 with 2 and 3 with 4. A small
-message there and back gives the latency. A large one, both ways at once as all algorithms use the
-wire, gives the bandwidth; a first round fills TCP's window and empties the burst allowance of a
-shaped link, and does not count. Each rank adds two blocks that fit into its cache.
+Neighbors exchange messages in pairs: 0 with 1, 2 with 3 and so on, then 1 with 2, 3 with 4. A small
+message there and back gives the latency. A large one, in both directions at once as all algorithms
+use the link, gives the bandwidth; a first round fills TCP's window and uses up the burst allowance
+of a shaped link, and does not count. Each rank adds two blocks that fit into its cache.
 
-Of each the quickest round counts. A step of a collective ends when its slowest rank is through, so
-all take the slowest figures: agreed through `tree`, same bits on all.
+Of each measurement the fastest round counts. A step of a collective ends when its slowest rank has
+finished, so all ranks use the slowest figures: agreed through `tree`, with the same bits on all.
 """
 
 import time
@@ -25,9 +24,9 @@ SMALL_ROUNDS, LARGE_ROUNDS, ADDING_ROUNDS = 10, 2, 5
 
 
 def measure_speed(exchange: Exchange) -> Speed:
-    """The same on all ranks.
+    """Return the speed of the slowest link, the same on all ranks; all ranks call it together.
 
-    Call it on all of them at once. One rank alone has a link that costs nothing.
+    One rank alone gets a link without cost.
     """
     latency, moving, adding = 0.0, 0.0, _seconds_to_add() / BLOCK
     for peer in _neighbours(exchange):
@@ -40,15 +39,17 @@ def measure_speed(exchange: Exchange) -> Speed:
 
 
 def _neighbours(exchange: Exchange) -> list[int]:
-    """With whom we play, in this order: the even ranks begin with their right neighbour, the odd
-    with their left."""
+    """Return the peers to measure with, in order.
+
+    Even ranks begin with their right neighbor, odd ranks with their left.
+    """
     left, right = exchange.rank - 1, exchange.rank + 1
     order = [right, left] if exchange.rank % 2 == 0 else [left, right]
     return [peer for peer in order if 0 <= peer < exchange.size]
 
 
 def _one_way(exchange: Exchange, peer: int) -> float:
-    """Seconds: half of the quickest there-and-back. A busy processor only makes it longer."""
+    """Return seconds: half of the fastest round trip. A busy processor only makes it longer."""
     ball = torch.zeros(SMALL, dtype=torch.uint8)
     play = _there_and_back if exchange.rank < peer else _back
     return min(_timed(lambda: play(exchange, peer, ball)) for _ in range(SMALL_ROUNDS)) / 2

@@ -1,15 +1,15 @@
-"""Native: the network's own all-reduce. Gloo's is a ring written in C++.
+"""Native: the network's own allreduce. Gloo's is a ring written in C++.
 
 ```
 algorithm            ring, tree, butterfly, star     native
 above the line       one thread of Python            nothing
 ---------------------------------------------------------------- Exchange
-below it             send, recv of Gloo              all_reduce of Gloo
+below the line       send, recv of Gloo              all_reduce of Gloo
 ```
 
-It is here to be compared with, and because it needs no thread of ours while it runs. It cuts each
-rank's chunk into at least two segments, so that one travels while the other is added, and none is
-above 1 MB: for tiny tensors it sends twice as many messages as `ring`.
+It serves as a reference, and needs no thread of ours while it runs. Gloo cuts each rank's chunk
+into at least two segments, so that one travels while the other is added, and none is above 1 MB:
+for tiny tensors it sends twice as many messages as `ring`.
 
 Cost: the ring's formula with s = 2 ceil(n/p / 2 MB) segments.
 """
@@ -23,11 +23,12 @@ from allstep.comm.network.algorithms.ring import pipelined
 from allstep.comm.network.algorithms.speed import Speed
 from allstep.errors import CommError
 
-SEGMENT = 1 << 20  # bytes, Gloo's largest
+# Gloo's largest segment, in bytes.
+SEGMENT = 1 << 20
 
 
 def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
-    """All-reduce `flat`, contiguous and one-dimensional, in place."""
+    """Reduce `flat`, contiguous and one-dimensional, in place."""
     if not isinstance(exchange, HasAllReduce):
         raise CommError(
             f"{type(exchange).__name__} has no all-reduce of its own: choose another algorithm than"
@@ -40,7 +41,7 @@ def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
 
 
 def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
-    """Seconds."""
+    """Return the time of this algorithm in seconds."""
     chunk = nbytes / num_ranks
     return pipelined(
         num_ranks, chunk, 2 * ceil(chunk / (2 * SEGMENT)), min(chunk / 2, SEGMENT), speed

@@ -1,5 +1,6 @@
-"""Star: all send to rank 0, which adds and sends the result to all. The parameter server, with one
-server.
+"""Star: all send to rank 0, which adds and sends the result to all.
+
+This is the pattern of a parameter server with one server.
 
 ```
    1   2   3   4              1   2   3   4
@@ -8,13 +9,13 @@ server.
          0     adds                 0     sends the sum
 ```
 
-The simplest of all, and the yardstick for the others: rank 0's wire carries every tensor twice, so
-the time grows with the number of ranks where the ring's stays. Good for two ranks and tiny tensors.
-Rank 0 adds in the order of ranks, so the result has the bits that one process would compute, on all
-ranks.
+The simplest algorithm, and the reference for the others: rank 0's link carries every tensor twice,
+so the time grows with the number of ranks while the ring's stays constant. Good for two ranks and
+tiny tensors. Rank 0 adds in the order of ranks, so all ranks get the bits that one process would
+compute.
 
-Cost: p-1 messages come in one after the other, each added while the next one comes; then p-1
-messages go out.
+Cost: p-1 messages arrive one after the other, each added while the next one arrives; then p-1
+messages are sent.
 
     move = alpha + n beta, add = n gamma:    move + add + (p-2) max(move, add) + (p-1) move
 """
@@ -26,15 +27,15 @@ from allstep.comm.network.algorithms.speed import Speed
 
 
 def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
-    """All-reduce `flat`, contiguous and one-dimensional, in place."""
+    """Reduce `flat`, contiguous and one-dimensional, in place."""
     if exchange.size == 1 or not flat.numel():
         return
     if exchange.rank == 0:
         _serve(exchange, flat, combine)
     else:
-        result = exchange.recv(
-            flat, 0
-        )  # into what we send: it holds our part, so it cannot come before that was read
+        # Into the tensor that we send: the result includes it, so it cannot arrive before it was
+        # read.
+        result = exchange.recv(flat, 0)
         wait_for([exchange.send(flat, 0), result])
 
 
@@ -46,7 +47,7 @@ def _serve(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
 
 
 def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
-    """Seconds."""
+    """Return the time of this algorithm in seconds."""
     if num_ranks == 1 or not nbytes:
         return 0.0
     move, add = speed.moving(nbytes), speed.combining(nbytes)

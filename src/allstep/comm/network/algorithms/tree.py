@@ -1,7 +1,6 @@
-"""Tree: sums climb a binomial tree to rank 0, the result climbs down. Few messages, each with the
-whole tensor. Best for small tensors.
+"""Tree: sums go up a binomial tree to rank 0, the result goes down. Best for small tensors.
 
-Eight ranks; each arrow is one message:
+It needs few messages, each with the whole tensor. Eight ranks; each arrow is one message:
 
 ```
 round 1     0 <-- 1    2 <-- 3    4 <-- 5    6 <-- 7        reduce: the receiver adds
@@ -13,17 +12,17 @@ round 5     0 -------> 2          4 -------> 6              broadcast: the same 
 round 6     0 --> 1    2 --> 3    4 --> 5    6 --> 7
 ```
 
-In other words: the parent of a rank is its number without the lowest set bit; 6 = 110 has parent 4
-= 100, and 4 has parent 0. With a number of ranks that is no power of two some arrows are missing,
-nothing else. One rank computes the sum, so all get the same bits.
+The parent of a rank is its number without the lowest set bit; 6 = 110 has parent 4 = 100, and 4 has
+parent 0. If the number of ranks is no power of two, some arrows are missing. One rank computes the
+sum, so all get the same bits.
 
-Cost: ceil(log2 p) rounds up, each one message and one adding of n bytes; the same number of rounds
+Cost: ceil(log2 p) rounds up, each one message and one sum of n bytes; the same number of rounds
 down.
 
     ceil(log2 p) (2 (alpha + n beta) + n gamma)
 
-Whole tensors travel in each round, so there is nothing to gain for large ones by cutting them: the
-ring moves log2 p times less.
+Each round moves whole tensors, so cutting large ones does not help: the ring moves log2 p times
+less.
 """
 
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ from allstep.comm.network.algorithms.speed import Speed
 
 
 def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
-    """All-reduce `flat`, contiguous and one-dimensional, in place."""
+    """Reduce `flat`, contiguous and one-dimensional, in place."""
     if exchange.size == 1 or not flat.numel():
         return
     children = list(children_of(exchange.rank, exchange.size))
@@ -43,16 +42,16 @@ def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
         combine(flat, data, out=flat)
     if exchange.rank:
         parent = exchange.rank & (exchange.rank - 1)
-        result = exchange.recv(
-            flat, parent
-        )  # into what we send: it holds our part, so it cannot come before that was read
+        # Into the tensor that we send: the result includes it, so it cannot arrive before it was
+        # read.
+        result = exchange.recv(flat, parent)
         wait_for([exchange.send(flat, parent), result])
     # The child with the most ranks below it first.
     wait_for([exchange.send(flat, child) for child in reversed(children)])
 
 
 def children_of(rank: int, size: int) -> Iterator[int]:
-    """Those who send to us, in the order of the rounds."""
+    """Yield the ranks that send to `rank`, in the order of the rounds."""
     bit = 1
     while not rank & bit and rank + bit < size:
         yield rank + bit
@@ -60,6 +59,6 @@ def children_of(rank: int, size: int) -> Iterator[int]:
 
 
 def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
-    """Seconds."""
+    """Return the time of this algorithm in seconds."""
     rounds = (num_ranks - 1).bit_length()  # log2, rounded up
     return rounds * (2 * speed.moving(nbytes) + speed.combining(nbytes)) if nbytes else 0.0

@@ -1,5 +1,4 @@
-"""Samples in tar files (WebDataset): members with one key are one sample.
+"""Samples in tar files (WebDataset): members with the same key form one sample.
 
-May import: the other modules of `data.sources`. Start with `source`; `scan` walks through the
-headers.
+May import: the other modules of `data.sources`. Start with `source`; `scan` reads the headers.
 """

@@ -1,15 +1,17 @@
-"""From the members of a tar to samples: members that follow each other under one key belong
-together.
+"""Group the members of a tar into samples: consecutive members with the same key are one sample.
 
-The index of a tar is made of the columns that come out here:
+The result is the columns of the index of a tar:
 
 ```
-place       per sample: where its first header begins            first   per sample, and the end: the row of its first member
-key, keys   per sample, and the end: where its key is in `keys`  extension, start, size   per member; extension by number
+place                     per sample: offset of its first header
+first                     per sample, and the end: row of its first member
+key                       per sample, and the end: offset of its key in `keys`
+keys                      all keys as bytes
+extension, start, size    per member: number of its extension, offset and size of its content
 ```
 
-A stretch that was lost may have held a member of the sample before it, or of the one behind it.
-Such a neighbour is good only if it has all the extensions that samples of this shard usually have.
+A lost range of the file may have contained a member of the sample before or after it. Such a
+neighbor is good only if it has all extensions that most samples of the shard have.
 """
 
 import re
@@ -26,7 +28,7 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 
 
 class Groups:
-    """Takes members in order, and makes the columns of an index of them."""
+    """Collects the members of a tar in order, and builds the columns of its index."""
 
     def __init__(self) -> None:
         self._keys: list[bytes] = []
@@ -38,23 +40,18 @@ class Groups:
         self._doubtful: dict[int, str] = {}
 
     def add(self, found: Member | Lost) -> None:
-        """One more member, or what is lost of one."""
+        """Add the next member, or the next lost range."""
         key, extension = _split(found.name)
         if isinstance(found, Lost):
             self._add_lost(found, key)
         elif extension is not None:
             if not self._continues(key):
                 self._open(key, found.header)
-            self._rows.append(
-                (
-                    self._extensions.setdefault(extension, len(self._extensions)),
-                    found.start,
-                    found.size,
-                )
-            )
+            number = self._extensions.setdefault(extension, len(self._extensions))
+            self._rows.append((number, found.start, found.size))
 
     def finish(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """The columns, and what else an index must hold."""
+        """Return the columns of the index, and its further values ("lost" and "extensions")."""
         self._first.append(len(self._rows))
         self._settle_doubts()
         rows = np.array(self._rows, np.uint64).reshape(-1, 3)
@@ -70,18 +67,22 @@ class Groups:
         return columns, {"lost": sorted(self._lost.items()), "extensions": list(self._extensions)}
 
     def spans(self) -> Iterator[list[tuple[int, int]]]:
-        """Start and size of all members of each sample."""
+        """Yield, for each sample, start and size of all of its members."""
         for row in range(len(self._keys)):
-            yield [
-                (start, size)
-                for _, start, size in self._rows[self._first[row] : self._first[row + 1]]
-            ]
+            yield [(start, size) for _, start, size in self._members(row)]
+
+    def _members(self, row: int) -> list[tuple[int, int, int]]:
+        """Return extension, start and size of the members of the sample `row`."""
+        return self._rows[self._first[row] : self._first[row + 1]]
 
     def _continues(self, key: bytes) -> bool:
+        """Return whether a member with this key belongs to the last sample."""
         return bool(self._keys) and key == self._keys[-1] and len(self._keys) - 1 not in self._lost
 
     def _open(self, key: bytes, place: int) -> None:
-        if len(self._keys) - 1 in self._lost:  # the sample that begins here may have begun before
+        """Begin a new sample."""
+        # After a lost range, the sample may have begun in that range.
+        if len(self._keys) - 1 in self._lost:
             self._doubtful[len(self._keys)] = self._lost[len(self._keys) - 1]
         self._keys.append(key)
         self._places.append(place)
@@ -95,6 +96,7 @@ class Groups:
         self._lost[len(self._keys) - 1] = found.reason
 
     def _settle_doubts(self) -> None:
+        """Mark the doubtful samples as lost that lack an extension which most samples have."""
         doubtful = {row: reason for row, reason in self._doubtful.items() if row not in self._lost}
         if not doubtful:
             return
@@ -107,13 +109,11 @@ class Groups:
                 self._lost[row] = f"a part of it is lost: {reason}"
 
     def _extensions_of(self, row: int) -> frozenset[int]:
-        return frozenset(
-            extension for extension, _, _ in self._rows[self._first[row] : self._first[row + 1]]
-        )
+        return frozenset(extension for extension, _, _ in self._members(row))
 
 
 def _split(name: str) -> tuple[bytes, str | None]:
-    """Key and extension as WebDataset has them; no extension: not a part of any sample."""
+    """Return key and extension of a member by WebDataset's rules; no extension: in no sample."""
     found = _NAME.fullmatch(name)
     if not found or (found[1].startswith("__") and found[1].endswith("__")):
         return b"", None

@@ -1,18 +1,23 @@
-"""tf.train.Example: a record as named features, in protobuf's wire format, without protobuf and
-without TensorFlow.
+"""tf.train.Example: named features in protobuf's wire format, without protobuf and TensorFlow.
 
 ```
-Example   1: Features                                   every field: a tag (number << 3 | wire type) as a varint, then
-Features  1: entry (1: name, 2: Feature), repeated        type 0: a varint (7 bits a byte, lowest first, top bit = more follows)
-Feature   1: BytesList | 2: FloatList | 3: Int64List      type 1: 8 bytes      type 5: 4 bytes
-...List   1: value, repeated                              type 2: a length as a varint, then so many bytes
+Example   1: Features
+Features  1: entry (1: name, 2: Feature), repeated
+Feature   1: BytesList | 2: FloatList | 3: Int64List
+...List   1: value, repeated
+
+A field is a tag (number << 3 | wire type) as a varint, then its content by wire type:
+0    a varint: 7 bits per byte, lowest first; the top bit means that another byte follows
+1    8 bytes
+2    a length as a varint, then that many bytes
+5    4 bytes
 ```
 
-Numbers of a list may stand packed (all in one field of type 2) or one by one; both are read, packed
-is written. As protobuf demands, fields that are not known are skipped, and of a name or kind that
-comes twice the last one counts. `encode` writes names in order, so equal features are equal bytes.
-Whatever is malformed is a ValueError: each step goes forward and stays inside its message, so
-nothing hangs.
+Numbers of a list are packed (all in one field of type 2) or in one field each; both are read,
+packed is written. As protobuf demands, unknown fields are skipped, and the last of several fields
+with the same name or kind counts. `encode` sorts the names, so equal features give equal bytes.
+Malformed input raises a ValueError: each step moves forward and stays inside its message, so
+decoding always ends.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -23,17 +28,20 @@ from numpy.typing import NDArray
 
 Buffer: TypeAlias = bytes | memoryview
 Value: TypeAlias = list[Any] | NDArray[np.float32] | NDArray[np.int64]
-"""A feature's values: a list of bytes (views where the record is a view), or an array of float32 or
-int64. Empty: an empty list."""
+"""Values of a feature: a list of bytes (views if the record is a view), or an array of float32 or
+int64; an empty list for an empty feature."""
 
 _BYTES, _FLOATS, _INTS = 1, 2, 3
-_MANY = 64  # bytes of packed integers from which numpy is quicker
+# Bytes of packed integers from which numpy is quicker.
+_MANY = 64
 _UINT64 = (1 << 64) - 1
 
 
 def encode(features: Mapping[str, Any]) -> bytes:
-    """The Example that holds `features`: bytes, text, a number, or a list or array of one of these
-    each."""
+    """Return the Example with these features by name.
+
+    A value is bytes, text or a number, or a list or array of one of these.
+    """
     entries = (
         _field(1, _field(1, name.encode()) + _field(2, _feature(name, features[name])))
         for name in sorted(features)
@@ -42,15 +50,14 @@ def encode(features: Mapping[str, Any]) -> bytes:
 
 
 def decode(record: Buffer, wanted: Collection[str] | None = None) -> dict[str, Value]:
-    """The features of an Example, or of them only the `wanted` ones; a name that is not there is
-    not in the result."""
+    """Return the features of an Example by name, or only the `wanted` ones that it contains."""
     return {
         name: _values(record, start, stop) for name, (start, stop) in spans(record, wanted).items()
     }
 
 
 def spans(record: Buffer, wanted: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
-    """Where in the record the `wanted` features lie, undecoded."""
+    """Return start and end of the `wanted` features in the record, without decoding them."""
     found: dict[str, tuple[int, int]] = {}
     position, end = 0, len(record)
     while position < end:
@@ -87,40 +94,43 @@ def _entry(record: Buffer, position: int, end: int) -> tuple[str, tuple[int, int
 
 
 def next_field(record: Buffer, position: int, end: int) -> tuple[int, int, int]:
-    """The field at `position`: its tag, and where its content begins and ends."""
+    """Return the tag of the field at `position`, and start and end of its content."""
     tag = record[position]
-    if (
-        tag & 0x87 == 2 and tag > 7 and position + 1 < end
-    ):  # most fields: a short name or value. The long way gives the same
+    # Fast path for most fields, which have a short name or value; the code below gives the same.
+    if tag & 0x87 == 2 and tag > 7 and position + 1 < end:
         stop = position + 2 + record[position + 1]
         if record[position + 1] < 0x80 and stop <= end:
             return tag, position + 2, stop
     tag, position = _varint(record, position, end) if tag & 0x80 else (tag, position + 1)
-    wire = tag & 7
     if tag < 8:
         raise ValueError(
             f"not a tf.train.Example: byte {position - 1} is {tag}, which begins no field"
         )
-    if wire == 2:
-        length, position = _varint(record, position, end)
-        stop = position + length
-    elif wire == 0:
-        _, stop = _varint(record, position, end)
-    elif wire == 3:
-        stop = _end_of_group(record, position, end)
-    elif wire in (1, 5):
-        stop = position + (8 if wire == 1 else 4)
-    else:
-        raise ValueError(f"not a tf.train.Example: byte {position - 1} has wire type {wire}")
+    position, stop = _content(record, tag & 7, position, end)
     if stop > end:
         raise ValueError(
-            f"not a whole tf.train.Example: a field at byte {position} ends at {stop}, what it is"
-            f" in at {end}"
+            f"not a whole tf.train.Example: a field at byte {position} ends at byte {stop}, its"
+            f" message at byte {end}"
         )
     return tag, position, stop
 
 
+def _content(record: Buffer, wire: int, position: int, end: int) -> tuple[int, int]:
+    """Return start and end of the content after a tag with this wire type."""
+    if wire == 2:
+        length, position = _varint(record, position, end)
+        return position, position + length
+    if wire == 0:
+        return position, _varint(record, position, end)[1]
+    if wire == 3:
+        return position, _end_of_group(record, position, end)
+    if wire in (1, 5):
+        return position, position + (8 if wire == 1 else 4)
+    raise ValueError(f"not a tf.train.Example: byte {position - 1} has wire type {wire}")
+
+
 def _varint(record: Buffer, position: int, end: int) -> tuple[int, int]:
+    """Return the varint at `position`, and the position after it."""
     value = shift = 0
     while position < end and shift < 70:
         byte = record[position]
@@ -135,8 +145,10 @@ def _varint(record: Buffer, position: int, end: int) -> tuple[int, int]:
 
 
 def _end_of_group(record: Buffer, position: int, end: int) -> int:
-    """Groups are older than most readers of this; nothing we know is one, so it is only passed
-    over."""
+    """Return the position after a group.
+
+    Groups are a deprecated form of nested messages; no known field is one, so they are skipped.
+    """
     depth = 1
     while depth:
         if position >= end:
@@ -151,23 +163,21 @@ def _end_of_group(record: Buffer, position: int, end: int) -> int:
 
 
 def _values(record: Buffer, position: int, end: int) -> Value:
-    """The values of the Feature between `position` and `end`."""
+    """Return the values of the Feature between `position` and `end`."""
     kind = 0
-    pieces: list[tuple[int, int]] = []
+    lists: list[tuple[int, int]] = []
     while position < end:
         tag, start, position = next_field(record, position, end)
         if tag in (0x0A, 0x12, 0x1A):
             if tag >> 3 != kind:
-                kind, pieces = tag >> 3, []
-            pieces.append((start, position))
+                kind, lists = tag >> 3, []
+            lists.append((start, position))
     if kind == _BYTES:
-        return [value for start, stop in pieces for value in _bytes_list(record, start, stop)]
+        return [value for span in lists for value in _bytes_list(record, *span)]
     if kind == _FLOATS:
-        return np.concatenate([_float_list(record, *piece) for piece in pieces])
+        return np.concatenate([_float_list(record, *span) for span in lists])
     if kind == _INTS:
-        return np.array(
-            [value for piece in pieces for value in _int_list(record, *piece)], np.int64
-        )
+        return np.array([value for span in lists for value in _int_list(record, *span)], np.int64)
     return []
 
 
@@ -187,8 +197,8 @@ def _float_list(record: Buffer, position: int, end: int) -> NDArray[np.float32]:
         if tag in (0x0A, 0x0D):
             if (position - start) % 4:
                 raise ValueError(
-                    f"not a tf.train.Example: {position - start} bytes at byte {start} are no"
-                    " float32s"
+                    f"not a tf.train.Example: {position - start} bytes at byte {start} are not"
+                    " float32 values"
                 )
             values.append(np.frombuffer(bytes(record[start:position]), "<f4"))
     return np.concatenate(values).astype(np.float32, copy=False)
@@ -216,6 +226,7 @@ def _packed_ints(record: Buffer, position: int, end: int) -> Iterable[int]:
 
 
 def _many_packed_ints(content: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the integers of a packed list, all decoded together, byte position by position."""
     last = np.flatnonzero(content < 0x80)
     if not last.size or last[-1] != len(content) - 1:
         raise ValueError("not a whole tf.train.Example: the last number of a list does not end")
@@ -234,25 +245,23 @@ def _many_packed_ints(content: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _signed(value: int) -> int:
+    """Return the int64 with the same bits as the uint64 `value`."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def _feature(name: str, value: Any) -> bytes:
-    """A Feature message; what kind it is follows from the Python or numpy type."""
+    """Return a Feature message, whose kind follows from the Python or numpy type of the values."""
     values = _as_list(value)
     if not values:
         return b""
     if all(isinstance(one, bytes | bytearray | memoryview | str) for one in values):
-        return _field(
-            _BYTES,
-            b"".join(_field(1, one.encode() if isinstance(one, str) else one) for one in values),
-        )
+        contents = (one.encode() if isinstance(one, str) else one for one in values)
+        return _field(_BYTES, b"".join(_field(1, content) for content in contents))
     if all(isinstance(one, int | np.integer | np.bool_) for one in values):
         return _field(_INTS, _field(1, b"".join(_int64(name, int(one)) for one in values)))
     if all(isinstance(one, int | float | np.integer | np.floating) for one in values):
-        with np.errstate(
-            over="ignore"
-        ):  # what is too large for float32 is infinite, as in TensorFlow
+        # A value that is too large for float32 becomes infinite, as in TensorFlow.
+        with np.errstate(over="ignore"):
             return _field(_FLOATS, _field(1, np.array(values, "<f4").tobytes()))
     kinds = ", ".join(sorted({type(one).__name__ for one in values}))
     raise ValueError(
@@ -277,7 +286,7 @@ def _field(number: int, content: Any) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """`value`, not negative, as a varint."""
+    """Return `value`, which is not negative, as a varint."""
     if value < 0x80:
         return bytes([value])
     out = bytearray()

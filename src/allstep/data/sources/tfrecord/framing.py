@@ -1,4 +1,4 @@
-"""TFRecord framing: how records lie in a file.
+"""TFRecord framing: the layout of records in a file.
 
 ```
 offset        8 bytes   length of the data, little-endian
@@ -7,8 +7,8 @@ offset + 12   length    the data, mostly a tf.train.Example
 ...           4 bytes   masked CRC32C of the data
 ```
 
-`frame` makes one, `length_at` and `data_at` read one and check it. Finding the places of all
-records, also in a damaged file, is the work of `scan`.
+`frame` builds a record, `length_at` and `data_at` read and check one. `scan` finds the offsets of
+all records, also in a damaged file.
 """
 
 import struct
@@ -24,19 +24,21 @@ _LENGTH = struct.Struct("<Q")
 
 
 def frame(data: Any) -> bytes:
-    """The record that holds `data`."""
+    """Return the record with this `data`."""
     return b"".join((header(len(data)), data, FOOT.pack(masked(data))))
 
 
 def header(length: int) -> bytes:
-    """The 12 bytes in front of `length` bytes of data."""
+    """Return the 12 bytes before `length` bytes of data."""
     packed = _LENGTH.pack(length)
     return packed + FOOT.pack(masked(packed))
 
 
 def data_at(view: memoryview, offset: int, length: int, *, check: bool = True) -> memoryview:
-    """The data, `length` bytes, of the record at `offset`; ValueError when it is not what its
-    checksum was made for."""
+    """Return the data, `length` bytes, of the record at `offset`.
+
+    Raise ValueError if it is cut off or, unless `check` is False, does not match its checksum.
+    """
     start, end = offset + HEADER, offset + HEADER + length
     if len(view) < end + FOOTER:
         raise ValueError(
@@ -47,18 +49,20 @@ def data_at(view: memoryview, offset: int, length: int, *, check: bool = True) -
         found, expected = masked(data), FOOT.unpack_from(view, end)[0]
         if found != expected:
             raise ValueError(
-                f"its CRC32C is {found:#010x}, its record says {expected:#010x}: the bytes are"
-                " damaged"
+                f"its CRC32C is {found:#010x}, expected {expected:#010x} as in its record: the"
+                " bytes are damaged"
             )
     return data
 
 
 def length_at(view: memoryview, offset: int) -> int:
-    """Length of the data of the record at `offset`; ValueError when the length field is damaged, or
-    the file ends before the record."""
+    """Return the length of the data of the record at `offset`.
+
+    Raise ValueError if the length field is damaged, or the file ends before the record.
+    """
     if len(view) - offset < OVERHEAD:
         raise ValueError(
-            f"the file ends {len(view) - offset} bytes after it, before a record of no data would"
+            f"the file ends {len(view) - offset} bytes after it, expected {OVERHEAD} or more"
         )
     length, crc = HEAD.unpack_from(view, offset)
     if masked(bytes(view[offset : offset + 8])) != crc:

@@ -1,8 +1,8 @@
-"""What the records of a TFRecord shard store as their labels.
+"""How the records of a TFRecord shard store their labels.
 
-A few records, evenly spread over the shard, are looked at. Where none of them has text, the shard
-has numbers. Where one has, all records are read: an integer in every record is a number, anything
-else makes names of all of them. The bytes are those of the walk that builds the index, so a remote
+A few records, evenly spread over the shard, are inspected. If none of them has text, the labels are
+numbers. If one has, all records are read: the labels are numbers if every text is an integer, and
+otherwise all of them are names. The bytes are those of the scan that builds the index, so a remote
 shard is copied once for both.
 """
 
@@ -19,31 +19,31 @@ from allstep.data.sources.tfrecord.features import label_in, layout_for
 from allstep.data.sources.tfrecord.framing import data_at
 from allstep.errors import DataError
 
-_LOOKED_AT = 32
+_NUM_INSPECTED = 32
 
 
 @dataclass(frozen=True)
 class Records:
-    """Where the records of a shard are."""
+    """Offsets and lengths of the records of a shard, and the reason for each lost one by row."""
 
     offsets: NDArray[np.uint64]
     lengths: NDArray[np.uint32]
     lost: Mapping[int, str]
 
     def look(self, view: memoryview, feature: str, whole: bool) -> tuple[StoredLabels, bool]:
-        """What records in the bytes `view` store as `feature`, and whether all were read.
+        """Count the labels that records store as `feature`; return whether all records were read.
 
-        All are read if asked for (`whole`), or if one of a few is text.
+        All are read with `whole`, or if one of a few is text. `view` is all bytes of the shard.
         """
-        step = 1 if whole else max(1, len(self.offsets) // _LOOKED_AT)
+        step = 1 if whole else max(1, len(self.offsets) // _NUM_INSPECTED)
         found = self._count(view, feature, step)
         if step > 1 and found.texts:
             return self._count(view, feature, 1), True
         return found, step == 1
 
     def label(self, view: memoryview) -> str | None:
-        """The feature that holds the labels, by its name; None where it is not known."""
-        for row in range(min(len(self.offsets), _LOOKED_AT)):
+        """Return the known feature that contains the labels; None if there is none."""
+        for row in range(min(len(self.offsets), _NUM_INSPECTED)):
             try:
                 return layout_for(None, spans(self._record(view, row, check=True)), None).label
             except (ValueError, DataError):
@@ -51,6 +51,7 @@ class Records:
         return None
 
     def _count(self, view: memoryview, feature: str, step: int) -> StoredLabels:
+        """Count the labels of every `step`-th record."""
         tally = Tally()
         for row in range(0, len(self.offsets), step):
             try:
@@ -62,6 +63,7 @@ class Records:
         return tally.stored()
 
     def _is_sound(self, view: memoryview, row: int) -> bool:
+        """Return whether the checksum of a record is right."""
         try:
             self._record(view, row, check=True)
         except ValueError:

@@ -1,27 +1,25 @@
-"""TFRecord files as a source: any sample of any shard, at once, checked.
+"""TFRecord files as a source: random access to every sample of every shard, with checksums.
 
 ```
-TFRecordSource
-  shards       each one a file (mapped when first read) and its index: offset and length of every
-  record      files, index, walk layout       which feature is the picture and which the label
-  features, example numbers      0..len-1 over all shards in order; which shard, by bisection of
-  where each begins
+TFRecordSource                                                                modules
+  shards     each a file, mapped when first read, and its index: offset and   files, index, scan
+             length of every record
+  layout     which feature is the image, and which the label                  features, example
+  numbers    0..len-1 over all shards in order; bisection finds the shard     shards
 ```
 
-**Damage.** A record whose bytes do not agree with their CRC32C is a BadSample, as is one that lacks
-a feature or has a label out of range. A stretch of a shard in which no sound record can be found, a
-cut-off end too, is one BadSample that says how many bytes are lost: all whole records before and
-after it are delivered. With `check=False` the CRC of the data is not computed; nothing else
-changes.
+**Damage.** A record whose bytes do not match their CRC32C is a BadSample, as is one that lacks a
+feature or has a label out of range. A range of a shard without a sound record, including a cut end,
+is one BadSample with the number of lost bytes; all complete records before and after it are
+delivered. With `check=False` the CRC of the data is not computed; nothing else changes.
 
-`classes.txt` beside the first shard, one name a line, gives `classes`, and with it the range of
-labels. Files compressed as a whole are unpacked into the cache first. Remote shards are copied
-through the cache once, for their index; then each read is one range.
+`classes.txt` next to the first shard, one name per line, gives `classes`, and thereby the range of
+labels. Files that are compressed as a whole are first unpacked into the cache. Remote shards are
+copied into the cache once, to build their index; then each read requests one range.
 
-**Labels** may be int64 or text (`labels`). The walk through a shard looks at the labels of some
-records, evenly spread. If one of them is text, all labels of all shards are read, once: only then
-it is known whether they are integers or names. Records with int64 labels, the usual case, cost
-nothing more.
+**Labels** are int64 or text (`labels`). The scan of a shard inspects the labels of some records,
+evenly spread. If one of them is text, all labels of all shards are read once, to determine whether
+they are integers or names. Records with int64 labels, the usual case, cost no further reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +32,15 @@ from numpy.typing import NDArray
 
 from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.index import Index, Progress, index_places, indexed, write_index
-from allstep.data.sources.label_index import completed, kept, noted
-from allstep.data.sources.labels import AS_NUMBERS, Labeling, StoredLabels, decide
-from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
+from allstep.data.sources.label_index import index_with_labels, indexed_labels, labels_entry
+from allstep.data.sources.labels import AS_NUMBERS, SORTED_ORDER, Labeling, StoredLabels, decide
+from allstep.data.sources.shards import (
+    Numbering,
+    Where,
+    check_classes_not_refused,
+    list_shards,
+    read_classes,
+)
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.data.sources.tfrecord import example, raw
 from allstep.data.sources.tfrecord.features import RecordLayout, label_in, layout_for
@@ -50,8 +54,10 @@ KIND = "tfrecord"
 
 
 def is_tfrecord(name: str) -> bool:
-    """Whether a file is called as TFRecord shards are: x.tfrecord, x.tfrecords.gz,
-    x.tfrecord-00000-of-00010, train-00000-of-01024."""
+    """Return whether a file has the name of a TFRecord shard.
+
+    Such as x.tfrecord, x.tfrecords.gz, x.tfrecord-00000-of-00010 and train-00000-of-01024.
+    """
     stem = name.removesuffix(".gz").removesuffix(".zlib").removesuffix(".zz")
     first, separator, rest = stem.partition("-of-")
     numbered = bool(separator) and first[-1:].isdigit() and rest.isdigit()
@@ -59,9 +65,9 @@ def is_tfrecord(name: str) -> bool:
 
 
 class Shard:
-    """One file of records, and its index.
+    """One file of records and its index.
 
-    `label` is the feature of the labels; None: the usual ones, "": there are none.
+    `label` is the feature of the labels; None means one of the known ones, "" that there is none.
     """
 
     def __init__(
@@ -79,14 +85,18 @@ class Shard:
 
     @cached_property
     def file(self) -> File:
-        """The file, unpacked if need be; opened when the first record is read."""
+        """Return the file, unpacked if it is compressed; it is opened for the first record."""
         return open_content(self.where, self.index.extra["packed"], self.index.stamp)
 
     def offset(self, row: int) -> int:
+        """Return the offset of record `row` in the (unpacked) file."""
         return int(self._offsets[row])
 
     def record(self, row: int, check: bool) -> memoryview:
-        """The data of record `row`; ValueError when it is damaged."""
+        """Return the data of record `row`; ValueError if it is damaged.
+
+        With `check`, its checksum is computed.
+        """
         if self.lost and row in self.lost:
             raise ValueError(self.lost[row])
         length = int(self._lengths[row])
@@ -95,12 +105,12 @@ class Shard:
         )
 
     def stored_labels(self, feature: str, *, whole: bool = False) -> StoredLabels:
-        """What records store as `feature`: of some of them, or of the `whole` shard.
+        """Return counts of the labels in `feature`, of some records or of the `whole` shard.
 
-        Counted once, then kept in the index.
+        They are counted once, then stored in the index.
         """
         records = Records(self._offsets, self._lengths, self.lost)
-        self.index = completed(
+        self.index = index_with_labels(
             self.where,
             KIND,
             self.index,
@@ -108,12 +118,12 @@ class Shard:
             whole,
             lambda view: records.look(view, feature, whole),
         )
-        found = kept(self.index, feature, whole)
+        found = indexed_labels(self.index, feature, whole)
         assert found is not None
         return found
 
     def labels(self, layout: RecordLayout) -> NDArray[np.int64]:
-        """The label of each record, -1 where there is none; counted once, then kept in the index."""
+        """Return the class of each record, -1 for one without; read once, then in the index."""
         made_for = [layout.label, layout.labels_from, layout.num_classes, *layout.labeling.key()]
         if "label" not in self.index or self.index.extra.get("label") != made_for:
             labels = np.array([self._label(row, layout) for row in range(len(self))], np.int64)
@@ -133,12 +143,17 @@ class Shard:
 
 
 class TFRecordSource(Source):
-    """The samples of TFRecord shards: a folder, file, pattern, URL or list of them.
+    """The samples of TFRecord shards at `where`: a folder, file, pattern, URL or list of these.
 
-    `features` maps features to fields (None: recognised from the first record; {}: records as they
-    are). `labels_from` is the smallest label (None: 1 for `image/class/label`, else 0). Labels
-    outside `num_classes` (default: as many as `classes.txt` names) are bad. `classes` numbers
-    labels that are names where there is no `classes.txt`; `labeling` is what another process found.
+    - `features`: field of the sample by feature, such as {"jpeg": "data", "age": "target"}
+      (default: known names in the first record; {}: the data is the whole record).
+    - `labels_from`: the smallest label (default: 1 for `image/class/label`, else 0).
+    - `num_classes`: a target outside 0..num_classes-1 is a BadSample (default: the number of class
+      names, if known).
+    - `classes`: class names in label order, if labels are names and there is no `classes.txt`.
+    - `check`: compare each record with its checksum (default).
+    - `labeling`: how labels are stored, as found by another process (default: read from the files).
+    - `progress`: a function called with (name, done, total) while an index is built.
     """
 
     def __init__(
@@ -158,30 +173,30 @@ class TFRecordSource(Source):
         self.shards = [Shard(name, progress, label=label) for name in names]
         self._numbers = Numbering(map(len, self.shards))
         self._check = check
-        there = self._feature_names() if features is None else ()
-        layout = layout_for(features, there, labels_from)
+        present = self._feature_names() if features is None else ()
+        layout = layout_for(features, present, labels_from)
         listed = read_classes(self.shards[0].where)
         self.labeling = labeling or self._decide(layout.label, listed, tuple(classes))
+        if labeling is None and self.labeling.order == SORTED_ORDER:
+            check_classes_not_refused(self.shards[0].where)
         self.classes = self.labeling.classes or listed
         num_classes = num_classes or len(self.classes) or None
         self.layout = replace(layout, num_classes=num_classes, labeling=self.labeling)
-        self._has_moulds = (
-            self.layout.is_raw and self.layout.label is not None and len(self.layout.features) <= 2
-        )
-        self._moulds: dict[int, raw.Mould | None] = {}
+        has_label, num_features = self.layout.label is not None, len(self.layout.features)
+        self._has_templates = self.layout.is_raw and has_label and num_features <= 2
+        self._templates: dict[int, raw.RecordTemplate | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         layout = self.layout
-        names, stamps = (
-            [shard.where for shard in self.shards],
-            [shard.index.stamp for shard in self.shards],
-        )
+        names = [shard.where for shard in self.shards]
+        stamps = [shard.index.stamp for shard in self.shards]
         settings = {
             "labels_from": layout.labels_from,
             "num_classes": layout.num_classes,
             "check": self._check,
+            "labeling": self.labeling,
         }
-        return _reopen, (names, stamps, layout.features, {**settings, "labeling": self.labeling})
+        return _reopen, (names, stamps, layout.features, settings)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -190,8 +205,9 @@ class TFRecordSource(Source):
         shard, row = self._locate(number)
         try:
             record = shard.record(row, self._check)
-            sample = raw.single(record, self.layout, self._moulds) if self._has_moulds else None
-            return sample or self.layout.sample(record)
+            layout, templates = self.layout, self._templates
+            sample = raw.single(record, layout, templates) if self._has_templates else None
+            return sample or layout.sample(record)
         except ValueError as error:
             raise BadSample(number, self.place(number), str(error)) from error
 
@@ -200,15 +216,12 @@ class TFRecordSource(Source):
         return Place(shard.where, shard.offset(row))
 
     def block(self, numbers: NDArray[np.int64]) -> Block | None:
-        if not self._has_moulds or not len(numbers):
+        if not self._has_templates or not len(numbers):
             return None
         try:
             located = [self._locate(number) for number in numbers.tolist()]
-            found = raw.gather(
-                [shard.record(row, self._check) for shard, row in located],
-                self.layout,
-                self._moulds,
-            )
+            records = [shard.record(row, self._check) for shard, row in located]
+            found = raw.gather(records, self.layout, self._templates)
         except ValueError:
             return None
         return Block(*found) if found else None
@@ -218,18 +231,20 @@ class TFRecordSource(Source):
 
     def close(self) -> None:
         for shard in self.shards:
-            shard.__dict__.pop("file", None)  # the last view of it unmaps it
+            # The end of its last view unmaps the file.
+            shard.__dict__.pop("file", None)
 
     def _locate(self, number: int) -> tuple[Shard, int]:
+        """Return the shard that contains sample `number`, and its row in the shard."""
         which, row = self._numbers.locate(number)
         return self.shards[which], row
 
     def _decide(
         self, feature: str | None, listed: tuple[str, ...], given: tuple[str, ...]
     ) -> Labeling:
-        """How labels are stored.
+        """Return how labels are stored and numbered.
 
-        A shard that has text asks for the whole truth about all of them.
+        If some labels are text, the labels of all records of all shards are read.
         """
         if feature is None:
             return AS_NUMBERS
@@ -239,7 +254,7 @@ class TFRecordSource(Source):
         return decide(feature, stored, listed, given)
 
     def _feature_names(self) -> set[str]:
-        """Of the first record that can be read."""
+        """Return the names of the features of the first record that can be read."""
         reason = "has no record"
         for number in range(min(len(self), 1000)):
             shard, row = self._locate(number)
@@ -253,23 +268,25 @@ class TFRecordSource(Source):
 def _reopen(
     names: list[str], stamps: list[Stamp], features: Mapping[str, str], settings: Mapping[str, Any]
 ) -> TFRecordSource:
+    """Open the shards of a pickled source; raise DataError if one was changed since."""
     source = TFRecordSource(names, features, **settings)
     check_unchanged(names, stamps, [shard.index.stamp for shard in source.shards])
     return source
 
 
 def _smallest(labels: NDArray[np.int64]) -> NDArray[Any]:
-    """In half the bytes, where they fit."""
+    """Return `labels` as int32 if they fit, which takes half the bytes."""
     fit = not len(labels) or (labels.min() >= -(1 << 31) and labels.max() < 1 << 31)
     return labels.astype(np.int32) if fit else labels
 
 
 def _target_in(features: Mapping[str, str]) -> str:
+    """Return the feature of the target, or ""."""
     return next((feature for feature, field in features.items() if field == "target"), "")
 
 
 def _build(where: str, label: str | None, progress: Progress | None) -> Index:
-    """Walks a shard, whatever it is: plain or packed, here or remote."""
+    """Scan a shard, plain or packed, local or remote, and return its index."""
     file = open_file(where)
     packed = _is_packed(file)
     with all_content(file, packed) as view:
@@ -290,13 +307,16 @@ def _build(where: str, label: str | None, progress: Progress | None) -> Index:
 
 
 def _look_at_labels(records: Records, view: memoryview, label: str | None) -> dict[str, Any]:
-    """What the index keeps of the labels; nothing where it is not known which feature they are."""
+    """Return the index's entry on labels; {} if it is not known which feature they are."""
     feature = records.label(view) if label is None else label
-    return noted(feature, *records.look(view, feature, whole=False)) if feature else {}
+    return labels_entry(feature, *records.look(view, feature, whole=False)) if feature else {}
 
 
 def _is_packed(file: File) -> bool:
-    """Whether the file is compressed: it looks so, and does not begin with a sound record."""
+    """Return whether the file is compressed.
+
+    It is if its first bytes look so, and are not the beginning of a sound record.
+    """
     head = file.read(0, 12)
     if packing(head) is None:
         return False

@@ -1,1 +1,1 @@
-"""What Horovod's front-ends share."""
+"""The modules that Horovod's front-ends share."""

@@ -1,4 +1,4 @@
-"""Loaders for a user's own batches, with or without a thread that works ahead."""
+"""Base classes of the user's own loaders, with or without a thread that prefetches."""
 
 from .data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
 

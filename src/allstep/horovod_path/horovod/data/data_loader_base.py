@@ -1,12 +1,11 @@
-"""A loader is a class with `_iterate`, the batches of one epoch. The mixin in front of it fetches
-them in a thread.
+"""Horovod's loader classes: `_iterate` yields the batches of an epoch, a mixin prefetches them.
 
     class MyLoader(AsyncDataLoaderMixin, BaseDataLoader):
         def _iterate(self): ...
 
-The thread goes on with the next epoch by itself; a queue holds what it has fetched: batches, None
-at the end of each epoch, and an exception, raised where the batch would have come.
-`close_async_loader()` ends it at any time.
+The mixin's thread continues with the next epoch by itself. A queue holds the prefetched items:
+batches, None at the end of each epoch, or an exception, which is raised in place of the batch.
+`close_async_loader()` ends the thread at any time.
 """
 
 import contextlib
@@ -15,14 +14,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-_LOOK_SECONDS = 0.1  # how often a thread that cannot put looks whether it should end
+# Interval at which a thread that waits for the queue checks whether it should end.
+_POLL_SECONDS = 0.1
 
 
 class BaseDataLoader:
-    """The batches of `_iterate`, each passed through `_process_batch`."""
+    """A loader that yields the batches of `_iterate`, each passed through `_process_batch`."""
 
     def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} does not say how many batches it has")
+        raise NotImplementedError(f"{type(self).__name__} does not define __len__()")
 
     def _iterate(self) -> Iterator[Any]:
         raise NotImplementedError(
@@ -30,7 +30,7 @@ class BaseDataLoader:
         )
 
     def _process_batch(self, batch: Any) -> Any:
-        """What is done to a batch where it is used, as moving it to a GPU."""
+        """Return the batch as the consumer needs it, such as on a GPU; runs in its thread."""
         return batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -39,9 +39,10 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin(BaseDataLoader):
-    """Stands before a loader's class.
+    """A mixin that prefetches the batches of a loader in a thread; list it before the loader.
 
-    `async_loader_queue_size` batches are fetched ahead; 0 fetches them when asked.
+    async_loader_queue_size: number of batches to prefetch (default 64); 0 for no thread.
+    debug_data_loader: stored for compatibility with Horovod, without effect.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class AsyncDataLoaderMixin(BaseDataLoader):
             yield self._process_batch(batch)
 
     def close_async_loader(self) -> None:
-        """End the thread; what it had fetched is dropped. The next loop starts anew."""
+        """End the thread and drop its prefetched batches; the next loop starts a new thread."""
         self.finished_event.set()
         if self.thread is not None:
             self.thread.join()
@@ -83,13 +84,14 @@ class AsyncDataLoaderMixin(BaseDataLoader):
                 self.queue.get_nowait()
 
     def _next(self) -> Any:
-        """The next thing in the queue; None too when the loader was closed meanwhile."""
+        """Return the next item of the queue; also None if the loader was closed meanwhile."""
         while not self.finished_event.is_set():
             with contextlib.suppress(queue.Empty):
-                return self.queue.get(timeout=_LOOK_SECONDS)
+                return self.queue.get(timeout=_POLL_SECONDS)
         return None
 
     def _work_ahead(self) -> None:
+        """Put the batches of all epochs into the queue, until the loader is closed."""
         try:
             while not self.finished_event.is_set():
                 for batch in self._iterate():
@@ -100,9 +102,9 @@ class AsyncDataLoaderMixin(BaseDataLoader):
             self._put(error)
 
     def _put(self, item: Any) -> bool:
-        """Whether there was room before the loader was closed."""
+        """Put an item into the queue; return False if the loader was closed before."""
         while not self.finished_event.is_set():
             with contextlib.suppress(queue.Full):
-                self.queue.put(item, timeout=_LOOK_SECONDS)
+                self.queue.put(item, timeout=_POLL_SECONDS)
                 return True
         return False

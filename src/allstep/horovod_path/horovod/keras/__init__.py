@@ -1,3 +1,5 @@
-"""Not there yet."""
+"""Not implemented yet: raises ImportError."""
 
-raise ImportError("allstep does not speak Horovod's Keras API yet; `import horovod.torch` works")
+raise ImportError(
+    "allstep does not implement Horovod's Keras API yet; `import horovod.torch` works"
+)

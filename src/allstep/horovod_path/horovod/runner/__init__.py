@@ -1,4 +1,4 @@
-"""Starting Horovod's jobs: `run` for functions, `launch` for commands."""
+"""Horovod's launchers: `run` calls a function on workers, `launch` is horovodrun."""
 
 from allstep import run
 

@@ -6,7 +6,7 @@ from allstep.cli import main
 
 
 def run_commandline() -> None:
-    """`allstep run --as-horovodrun` with our arguments."""
+    """Run `allstep run --as-horovodrun` with the arguments of this command."""
     sys.argv[1:1] = ["run", "--as-horovodrun"]
     main()
 

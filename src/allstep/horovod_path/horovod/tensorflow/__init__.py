@@ -1,5 +1,5 @@
-"""Not there yet."""
+"""Not implemented yet: raises ImportError."""
 
 raise ImportError(
-    "allstep does not speak Horovod's TensorFlow API yet; `import horovod.torch` works"
+    "allstep does not implement Horovod's TensorFlow API yet; `import horovod.torch` works"
 )

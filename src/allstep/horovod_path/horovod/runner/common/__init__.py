@@ -1,1 +1,1 @@
-"""See `util.env`."""
+"""Horovod's `runner.common`; only `util.env` is provided."""

@@ -1,1 +1,1 @@
-"""See `worker`."""
+"""Horovod's `runner.elastic`; only `worker` is provided."""

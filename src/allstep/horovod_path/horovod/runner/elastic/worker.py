@@ -1,4 +1,4 @@
-"""How the hosts of a run may change."""
+"""The kinds of change of a run's hosts."""
 
 from allstep.hvd.elastic import HostUpdateResult
 

@@ -1,1 +1,1 @@
-"""See `env`."""
+"""Horovod's `runner.common.util`; only `env` is provided."""

@@ -1,12 +1,12 @@
-"""Which rank of how many we are, before `init()`."""
+"""Rank and size of this process before `init()`."""
 
 from allstep.world import World
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """From whatever launcher started this process; (0, 1) when none did.
+    """Return rank and size from the launcher's variables; (0, 1) without a launcher.
 
-    A rank without a size is a RuntimeError.
+    Raises RuntimeError for a rank without a size.
     """
     world = World.detect()
     return world.rank, world.size

@@ -1,0 +1,22 @@
+"""Command-line options that several verbs share, as named types for their signatures."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Launcher = Annotated[
+    str | None,
+    typer.Option("--launcher", help="Launcher to trust for rank and size (default: detect)."),
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder with the dataset's files (default: the usual places)."),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Execute the model code that a run folder's config names; short for trust=true.",
+    ),
+]

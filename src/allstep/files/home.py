@@ -1,0 +1,41 @@
+"""The user's own folders: `~` in a path, the folders for caches and settings.
+
+Both need the user's home folder, and a container that runs under a foreign user id has none: no
+`HOME`, and no entry in the table of users.
+"""
+
+from pathlib import Path
+
+from platformdirs import user_cache_path, user_config_path
+
+from allstep.errors import ConfigError
+
+
+def expand_home(path: str | Path) -> Path:
+    """Return `path` with a leading `~` or `~user` replaced by that user's home folder.
+
+    Where there is no such user, or no known home folder, the path stays as it is, as in a shell.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def cache_home() -> Path:
+    """Return allstep's folder for downloads and indexes; ConfigError without a home folder."""
+    try:
+        return user_cache_path("allstep")
+    except RuntimeError as error:
+        raise ConfigError(f"{_NO_HOME} or ALLSTEP_CACHE to a folder for downloads") from error
+
+
+def config_home() -> Path:
+    """Return allstep's folder for settings and keys; ConfigError without a home folder."""
+    try:
+        return user_config_path("allstep")
+    except RuntimeError as error:
+        raise ConfigError(f"{_NO_HOME} or XDG_CONFIG_HOME to a folder for settings") from error
+
+
+_NO_HOME = "this user has no home folder (no HOME, no entry among the users): set HOME,"
