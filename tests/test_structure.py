@@ -124,7 +124,7 @@ def support_elsewhere(tests: Path) -> list[str]:
     return [
         path.as_posix()
         for path in paths
-        if not (_is_listed(path) or path.name.startswith("test_") or path == Path("conftest.py"))
+        if not (_is_listed(path) or path.name.startswith("test_") or path.name == "conftest.py")
     ]
 
 
