@@ -4,6 +4,7 @@ import ast
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,11 @@ def modules(root: Path) -> Iterator[Path]:
     return (path for path in sorted(root.rglob("*.py")) if HOROVODS_NAMES not in path.parts)
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def crowded_folders(root: Path) -> list[str]:
     count: dict[Path, int] = defaultdict(int)
     for path in modules(root):
@@ -46,7 +52,7 @@ def long_modules(root: Path) -> list[str]:
 def functions(root: Path) -> Iterator[tuple[str, str, int]]:
     """Yield path, name and lines of each function; its docstring is not counted."""
     for path in modules(root):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path.relative_to(root).as_posix(), node.name, lines_of(node)
 
@@ -72,7 +78,7 @@ def repeated_classes(root: Path) -> list[str]:
     places: dict[tuple[str, str], set[str]] = defaultdict(set)
     for path in modules(root):
         package, *inner = path.relative_to(root).parts
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef):
                 places[package, node.name].add(inner[0] if len(inner) > 1 else "")
     return [f"{package}: {name}" for (package, name), found in places.items() if len(found) > 1]
@@ -118,7 +124,7 @@ def support_elsewhere(tests: Path) -> list[str]:
     return [
         path.as_posix()
         for path in paths
-        if not (_is_listed(path) or path.name.startswith("test_") or path == Path("conftest.py"))
+        if not (_is_listed(path) or path.name.startswith("test_") or path.name == "conftest.py")
     ]
 
 
