@@ -27,8 +27,11 @@ from allstep.models.norms import Norm, no_norm
 
 
 class AlexNet(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 63
-    pixels."""
+    """AlexNet: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    Both sides of an image have at least 63 pixels. `dropout` is the probability before each of the
+    two hidden layers. `norm` makes the norm layer for a number of channels (default: none).
+    """
 
     def __init__(
         self,

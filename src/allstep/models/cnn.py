@@ -19,7 +19,12 @@ from allstep.models.norms import Norm, no_norm
 
 
 class SmallCnn(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width) of the given `shape`."""
+    """A small CNN: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    `shape` is (channels, height, width) of the images. `widths` are the channels of the
+    convolutions, one convolution per entry; `hidden` is the number of units of the hidden linear
+    layer. `norm` makes the norm layer for a number of channels (default: none).
+    """
 
     def __init__(
         self,

@@ -86,8 +86,11 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 15
-    pixels."""
+    """GoogLeNet: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    Both sides of an image have at least 15 pixels. `dropout` is the probability before the linear
+    layer. `norm` makes the norm layer for a number of channels (default: batch norm).
+    """
 
     def __init__(
         self,

@@ -20,8 +20,13 @@ from allstep.models.norms import Norm, no_norm
 
 
 class LeNet(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width) of the given `shape`, both
-    sides at least 4 pixels."""
+    """LeNet: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    `shape` is (channels, height, width) of the images; both sides have at least 4 pixels. `widths`
+    are the channels of the two convolutions, `hidden` is the number of units of the hidden linear
+    layer, `dropout` the probability after it. `norm` makes the norm layer for a number of channels
+    (default: none).
+    """
 
     def __init__(
         self,

@@ -98,9 +98,13 @@ class Bottleneck(Block):
 
 
 class ResNet(nn.Module):
-    """Logits (n, num_classes) for images (n, 3, height, width).
+    """A ResNet: images (n, channels, height, width) in, logits (n, num_classes) out.
 
-    `depths`: blocks of each of the four stages.
+    `block` is the class of its blocks, `Basic` or `Bottleneck`; `depths` is the number of blocks of
+    each of the four stages. `norm` makes the norm layer for a number of channels (default: batch
+    norm). `zero_last_norm` initializes the scale of the last norm of each block to zero.
+    `small_pictures` replaces the 7x7 convolution with stride 2 by a 3x3 one with stride 1 and omits
+    the first max-pooling, for images of about 32x32 pixels. Both are False by default.
     """
 
     def __init__(

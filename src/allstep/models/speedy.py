@@ -26,8 +26,12 @@ _PATCH = 2
 
 
 class Speedy(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 9
-    pixels."""
+    """A fast model: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    Both sides of an image have at least 9 pixels. `widths` are the channels of the three groups.
+    `scale` is the factor of the logits. `norm` makes the norm layer for a number of channels
+    (default: batch norm). Call `whiten` before training.
+    """
 
     def __init__(
         self,
@@ -65,12 +69,17 @@ class Speedy(nn.Module):
 
     @torch.no_grad()
     def whiten(self, images: torch.Tensor, floor: float = 5e-4) -> None:
-        """Fixes the first convolution by `images` (n, channels, height, width), normalized as in
-        training; some thousands do."""
+        """Set the weights of the first convolution from training images.
+
+        `images` (n, channels, height, width) are normalized as in training; some thousands are
+        enough. `floor` is added to each variance before the division by its square root, so that
+        directions without variance are not amplified.
+        """
         patches = nn.functional.unfold(images.double(), _PATCH).transpose(1, 2).flatten(0, 1)
         covariance = patches.T @ patches / len(patches)
         variances, directions = torch.linalg.eigh(covariance)
-        filters = (directions / (variances + floor).sqrt()).T.flip(0)  # the largest variance first
+        # The direction with the largest variance comes first.
+        filters = (directions / (variances + floor).sqrt()).T.flip(0)
         shape = (-1, *self.whitening.weight.shape[1:])
         self.whitening.weight.copy_(torch.cat([filters, -filters]).reshape(shape))
 

@@ -26,8 +26,12 @@ _STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, convolu
 
 
 class Vgg16(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 32
-    pixels."""
+    """VGG-16: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    Both sides of an image have at least 32 pixels. `hidden` is the number of units of each of the
+    two hidden linear layers, `dropout` the probability after each. `norm` makes the norm layer for
+    a number of channels (default: none).
+    """
 
     def __init__(
         self,

@@ -111,8 +111,12 @@ class _SmallImages(nn.Module):
 
 
 class CifarResNet(_SmallImages):
-    """Logits (n, num_classes) for images (n, channels, height, width). depth: 20, 32, 44, 56,
-    110, or any other 6n+2."""
+    """A ResNet for small images: (n, channels, height, width) in, logits (n, num_classes) out.
+
+    `depth` is the number of layers: 20, 32, 44, 56, 110, or any other 6n+2. `norm` makes the norm
+    layer for a number of channels (default: batch norm). `zero_last_norm` initializes the scale of
+    the last norm of each block to zero (default: False).
+    """
 
     def __init__(
         self,
@@ -137,9 +141,12 @@ class CifarResNet(_SmallImages):
 
 
 class WideResNet(_SmallImages):
-    """Logits (n, num_classes) for images (n, channels, height, width).
+    """A wide ResNet: images (n, channels, height, width) in, logits (n, num_classes) out.
 
-    WRN-28-10 is `WideResNet(28, 10)`; depth is 6n+4.
+    `depth` is the number of layers, 6n+4. `widen` is the factor of the channels of the stages: 16,
+    32 and 64 times `widen`. `dropout` is the probability between the two convolutions of a block.
+    `norm` makes the norm layer for a number of channels (default: batch norm). WRN-28-10 is
+    `WideResNet(28, 10)`.
     """
 
     def __init__(
