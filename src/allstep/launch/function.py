@@ -98,9 +98,9 @@ def run(
 
     - `hosts` ("h1:2,h2:4"), `hostfile` and `host_discovery_script` name hosts and their slots
       (default: this host). `slots`: slots of a host for which the script prints no number.
-    - `start_timeout`: seconds in which all workers must have started. `output_filename`: folder for
-      the workers' output. `executable`: Python of the workers (default: this one). `verbose`: print
-      the command, the hosts and the environment variables that the options set.
+    - `start_timeout`: seconds in which all ranks must join (default: 30). `output_filename`: folder
+      for the workers' output. `executable`: Python of the workers (default: this one). `verbose`:
+      print the command, the hosts and the environment variables that the options set.
     - `ssh_port`, `ssh_identity_file`: port and private key for ssh to other hosts.
       `network_interfaces`: names of network interfaces, as a list or separated by commas; the first
       one is used for the traffic between hosts.
