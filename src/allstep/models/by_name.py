@@ -113,7 +113,7 @@ def check_name(name: str) -> None:
         check_factory_name(name)
     elif name not in NAMES:
         own = "one of your own is written package.module:factory"
-        raise ConfigError(f"no net is called {cut(name)!r} ({own}); {did_you_mean(name, NAMES)}")
+        raise ConfigError(f"no model is called {cut(name)!r} ({own}); {did_you_mean(name, NAMES)}")
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -152,8 +152,8 @@ def _check_smallest(name: str, smallest: int, shape: Shape) -> None:
     if min(height, width) < smallest:
         raise ConfigError(
             f"model {name}: expected images of at least {smallest}x{smallest} pixels, these are"
-            f" {height}x{width}: choose a net for smaller ones, such as small-cnn, or enlarge them"
-            f" by data.augment and data.prepare: Resize({smallest})"
+            f" {height}x{width}: choose a model for smaller ones, such as small-cnn, or enlarge"
+            f" them by data.augment and data.prepare: Resize({smallest})"
         )
 
 
@@ -265,7 +265,7 @@ def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def _where_set(key: str, settled: Mapping[str, Any]) -> str:
     """Describe what sets the argument `key` instead of an option."""
     if key in settled:
-        return f"the net's name says that it is {settled[key]}"
+        return f"the model's name sets it to {settled[key]}"
     return {
         "norm": "it is set by model.norm",
         "num_classes": "it is set by the data or data.num_classes",

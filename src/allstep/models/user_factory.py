@@ -34,7 +34,7 @@ def check_factory_name(name: str) -> None:
     module, _, factory = name.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *factory.split(".")]):
         raise ConfigError(
-            f"model {cut(name)!r}: expected package.module:factory, such as nets.small:make"
+            f"model {cut(name)!r}: expected package.module:factory, such as models.small:make"
         )
     top = module.partition(".")[0]
     if (place := _place(top)) is None:
@@ -129,7 +129,8 @@ def _check_kind(name: str, factory: Any) -> None:
 
     if not callable(factory):
         raise ConfigError(
-            f"model {name}: it is {kind_of(factory)}, expected a function or class that makes a net"
+            f"model {name}: it is {kind_of(factory)}, expected a function or class that makes a"
+            " model"
         )
     is_model = isinstance(factory, type) and issubclass(factory, nn.Module)
     if not is_model and not inspect.isfunction(getattr(factory, "__func__", factory)):

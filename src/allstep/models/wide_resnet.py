@@ -174,7 +174,7 @@ def _blocks(depth: int, rest: int) -> int:
     """Blocks of a stage."""
     if depth < 6 + rest or (depth - rest) % 6:
         raise ConfigError(
-            f"depth {depth}: this net has 6n+{rest} layers, such as {6 + rest}, {12 + rest},"
+            f"depth {depth}: this model has 6n+{rest} layers, such as {6 + rest}, {12 + rest},"
             f" {18 + rest}, {24 + rest}"
         )
     return (depth - rest) // 6
