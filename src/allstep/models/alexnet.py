@@ -1,5 +1,6 @@
-"""AlexNet in one column (Krizhevsky 2014, https://arxiv.org/abs/1404.5997), the layers and sizes
-that torchvision has.
+"""AlexNet in one column (Krizhevsky 2014, https://arxiv.org/abs/1404.5997).
+
+Layers and sizes are those of torchvision's model.
 
 ```
 image (3, 224, 224)
@@ -16,7 +17,7 @@ image (3, 224, 224)
 
 Pooling windows are 3x3 with stride 2. Pooling comes before ReLU: the two commute, and ReLU then has
 a quarter of the work. At 1,000 classes it has 61,100,840 parameters, 96 % of them in the linear
-layers: much to sum for what there is to compute, which makes it a hard case for data-parallel
+layers: many bytes to reduce for little computation, which makes it a hard case for data-parallel
 training.
 """
 
@@ -63,5 +64,6 @@ class AlexNet(nn.Module):
 
 
 def _block(convolution: nn.Conv2d, norm: Norm, *, pool: bool) -> list[nn.Module]:
+    """Return a convolution with its norm, pooling and ReLU."""
     halve = [nn.MaxPool2d(3, stride=2)] if pool else []
     return [convolution, norm(convolution.out_channels), *halve, nn.ReLU(inplace=True)]

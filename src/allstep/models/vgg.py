@@ -14,7 +14,7 @@ image (3, 224, 224)
 ```
 
 138,357,544 parameters at 1,000 classes: few, large tensors, the hardest of the classic models to
-sum over workers.
+reduce over workers.
 """
 
 import torch
@@ -22,7 +22,8 @@ from torch import nn
 
 from allstep.models.norms import Norm, no_norm
 
-_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, convolutions
+_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+"""Channels and number of convolutions of each stage."""
 
 
 class Vgg16(nn.Module):
@@ -66,8 +67,10 @@ class Vgg16(nn.Module):
 
 
 def _initialise(layer: nn.Module) -> None:
-    """So that 13 convolutions without a norm neither fade nor explode (He et al. 2015,
-    https://arxiv.org/abs/1502.01852)."""
+    """Initialize a layer so that activations keep their scale over 13 convolutions without a norm.
+
+    He et al. 2015, https://arxiv.org/abs/1502.01852.
+    """
     if isinstance(layer, nn.Conv2d):
         nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     elif isinstance(layer, nn.Linear):
