@@ -90,6 +90,7 @@ def import_factory(name: str) -> Callable[..., Any]:
         raise ConfigError(message) from error
     factory = _attribute(home, name)
     _check_kind(name, factory)
+    _check_origin(name, factory)
     return factory  # type: ignore[no-any-return]
 
 
@@ -121,10 +122,7 @@ def _public_callables(home: Any) -> list[str]:
 
 
 def _check_kind(name: str, factory: Any) -> None:
-    """Raise ConfigError unless the factory is a subclass of nn.Module or a Python function.
-
-    Neither may belong to Python's standard library.
-    """
+    """Raise ConfigError unless the factory is a subclass of nn.Module or a Python function."""
     from torch import nn
 
     if not callable(factory):
@@ -139,7 +137,13 @@ def _check_kind(name: str, factory: Any) -> None:
             f"model {name}: it is {what}, expected a subclass of torch.nn.Module or a Python"
             " function"
         )
-    # A user's module may have imported it: `from subprocess import run`.
+
+
+def _check_origin(name: str, factory: Any) -> None:
+    """Raise ConfigError if the factory belongs to Python's standard library.
+
+    A user's module may have imported it: `from subprocess import run`.
+    """
     written = str(getattr(factory, "__module__", "")).partition(".")[0]
     if written in sys.stdlib_module_names:
         raise ConfigError(

@@ -72,20 +72,13 @@ class _Wide(nn.Module):
         super().__init__()
         self.enter = nn.Sequential(norm(channels), nn.ReLU(inplace=True))
         self.through = nn.Sequential(
-            *(
-                _convolution(channels, wide, stride),
-                norm(wide),
-                nn.ReLU(inplace=True),
-                nn.Dropout(dropout),
-            ),
-            _convolution(wide, wide),
+            *(_convolution(channels, wide, stride), norm(wide), nn.ReLU(inplace=True)),
+            *(nn.Dropout(dropout), _convolution(wide, wide)),
         )
         self.changes = stride != 1 or channels != wide
-        self.past = (
-            nn.Conv2d(channels, wide, 1, stride=stride, bias=False)
-            if self.changes
-            else nn.Identity()
-        )
+        self.past: nn.Module = nn.Identity()
+        if self.changes:
+            self.past = nn.Conv2d(channels, wide, 1, stride=stride, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         entered = self.enter(x)
