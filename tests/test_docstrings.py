@@ -74,14 +74,14 @@ def unexplained(package: Any, members: Callable[[Any], Any] = exported) -> list[
     shared = inspect.getdoc(package) or ""
     found = []
     for name, value in members(package):
-        text = documentation(value)
+        text = f"{documentation(value)}\n{shared}"
         if not inspect.getdoc(value):
             found.append(f"{name}: no docstring")
             continue
         if inspect.isclass(value) and issubclass(value, BaseException):
             continue
         for argument in inspect.signature(value).parameters:
-            if argument not in PLAIN and not re.search(rf"\b{argument}\b", text + shared):
+            if argument not in PLAIN and not re.search(rf"\b{argument}\b", text):
                 found.append(f"{name}: {argument}")
     return found
 

@@ -252,7 +252,7 @@ def test_trying_a_net_changes_nothing() -> None:
 
 
 WRONG: list[tuple[str, Mapping[str, Any], str]] = [
-    ("resnet51", {}, "no net is called 'resnet51' .*did you mean 'resnet50'"),
+    ("resnet51", {}, "no model is called 'resnet51' .*did you mean 'resnet50'"),
     (
         "lenet",
         {"hiden": 3},
@@ -261,10 +261,10 @@ WRONG: list[tuple[str, Mapping[str, Any], str]] = [
             " widths"
         ),
     ),
-    ("cifar-resnet20", {"depth": 8}, "model.options.depth: the net's name says that it is 20"),
+    ("cifar-resnet20", {"depth": 8}, "model.options.depth: the model's name sets it to 20"),
     ("lenet", {"norm": "batch"}, "model.options.norm: it is set by model.norm"),
     ("lenet", {"num_classes": 3}, "model.options.num_classes: it is set by the data"),
-    ("wide-resnet", {"depth": 17}, "model wide-resnet: depth 17: this net has 6n[+]4 layers"),
+    ("wide-resnet", {"depth": 17}, "model wide-resnet: depth 17: this model has 6n[+]4 layers"),
     ("lenet", {"dropout": 7}, "model.options.dropout.: expected a number from 0 to 1, found 7"),
     ("own nets:plain", {}, "expected package.module:factory"),
     ("own_nets:", {}, "expected package.module:factory"),

@@ -47,7 +47,7 @@ def hooks_for(engine: Engine) -> Hooks:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write the phases of every tensor to this file of rank 0 from now on.
+    """Write the phases of every tensor to the file `file_path` of rank 0 from now on.
 
     A running timeline ends first; the file may be the same. `mark_cycles`: also mark each answer of
     rank 0's coordinator (default: False). Horovod marks its cycles; here there are none.

@@ -94,11 +94,20 @@ def run(
 ) -> list[Any]:
     """Call `func(*args, **kwargs)` on `num_proc` workers and return their results by rank.
 
-    The other arguments are options of `horovodrun`, with the same meaning and default (None).
-    `hosts` ("h1:2,h2:4"), `hostfile` and `host_discovery_script` name hosts and slots (default:
-    this host); `start_timeout` is in seconds; `output_filename` is a folder for the workers'
-    output; `executable` is the Python of the workers (default: this one). `np`, `min_np`, `max_np`
-    and `network_interface` are deprecated names.
+    The other arguments are options of `horovodrun`, with the same meaning and default (None):
+
+    - `hosts` ("h1:2,h2:4"), `hostfile` and `host_discovery_script` name hosts and their slots
+      (default: this host). `slots`: slots of a host for which the script prints no number.
+    - `start_timeout`: seconds in which all ranks must join (default: 30). `output_filename`: folder
+      for the workers' output. `executable`: Python of the workers (default: this one). `verbose`:
+      print the command, the hosts and the environment variables that the options set.
+    - `ssh_port`, `ssh_identity_file`: port and private key for ssh to other hosts.
+      `network_interfaces`: names of network interfaces, as a list or separated by commas; the first
+      one is used for the traffic between hosts.
+    - Accepted without effect, and a notice states the reason: `min_num_proc`, `max_num_proc`,
+      `reset_limit` and `cooldown_range` (elastic runs), `use_gloo`, `use_mpi` and `mpi_args`.
+      `disable_cache` has no effect either: no checks of hosts are cached.
+    - Deprecated names: `np`, `min_np`, `max_np`, `network_interface`.
 
     A worker that fails stops the others and raises RuntimeError with its traceback.
     """

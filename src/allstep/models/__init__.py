@@ -1,8 +1,8 @@
 """The reference models. Each takes its norm as a factory: `norm(channels)` makes a layer.
 
-`by_name` makes one, or a model of the user's, from its name. All but the names needs torch, so it is
-fetched when first asked for (PEP 562): a launcher can check a name without the second that
-importing torch takes.
+`by_name` makes a reference model, or a user's model (`user_factory`), from its name. Everything
+except the names and their checks needs torch, so it is imported at its first use (PEP 562): a
+launcher can check a name without the second that importing torch takes.
 """
 
 from importlib import import_module

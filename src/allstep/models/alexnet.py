@@ -1,5 +1,6 @@
-"""AlexNet in one column (Krizhevsky 2014, https://arxiv.org/abs/1404.5997), the layers and sizes
-that torchvision has.
+"""AlexNet in one column (Krizhevsky 2014, https://arxiv.org/abs/1404.5997).
+
+Layers and sizes are those of torchvision's model.
 
 ```
 image (3, 224, 224)
@@ -16,7 +17,7 @@ image (3, 224, 224)
 
 Pooling windows are 3x3 with stride 2. Pooling comes before ReLU: the two commute, and ReLU then has
 a quarter of the work. At 1,000 classes it has 61,100,840 parameters, 96 % of them in the linear
-layers: much to sum for what there is to compute, which makes it a hard case for data-parallel
+layers: many bytes to reduce for little computation, which makes it a hard case for data-parallel
 training.
 """
 
@@ -27,8 +28,11 @@ from allstep.models.norms import Norm, no_norm
 
 
 class AlexNet(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 63
-    pixels."""
+    """AlexNet: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    Both sides of an image have at least 63 pixels. `dropout` is the probability before each of the
+    two hidden layers. `norm` makes the norm layer for a number of channels (default: none).
+    """
 
     def __init__(
         self,
@@ -60,5 +64,6 @@ class AlexNet(nn.Module):
 
 
 def _block(convolution: nn.Conv2d, norm: Norm, *, pool: bool) -> list[nn.Module]:
+    """Return a convolution with its norm, pooling and ReLU."""
     halve = [nn.MaxPool2d(3, stride=2)] if pool else []
     return [convolution, norm(convolution.out_channels), *halve, nn.ReLU(inplace=True)]

@@ -2,11 +2,12 @@
 
 ```
 image (channels, height, width)
-  3x3 convolution -> norm -> halve by max-pooling -> ReLU       once per entry of `widths`, while a side has 2 pixels or more
+  3x3 convolution -> norm -> max-pool 2x2 -> ReLU     once per entry of `widths`
   flatten -> linear to `hidden` -> ReLU -> linear to `num_classes`
 ```
 
-Pooling comes before ReLU: the two commute, and ReLU then has a quarter of the work. With widths 16,
+Images with a side of less than 2 pixels are not pooled. Pooling comes before ReLU: the two
+commute, and ReLU then has a quarter of the work. With widths 16,
 32, 64 it has 98,442 parameters on 28x28 images.
 """
 
@@ -19,7 +20,12 @@ from allstep.models.norms import Norm, no_norm
 
 
 class SmallCnn(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width) of the given `shape`."""
+    """A small CNN: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    `shape` is (channels, height, width) of the images. `widths` are the channels of the
+    convolutions, one convolution per entry; `hidden` is the number of units of the hidden linear
+    layer. `norm` makes the norm layer for a number of channels (default: none).
+    """
 
     def __init__(
         self,
@@ -53,5 +59,6 @@ class SmallCnn(nn.Module):
 
 
 def _block(channels: int, wide: int, norm: Norm, pool: bool) -> nn.Sequential:
+    """Return a convolution with its norm, pooling and ReLU."""
     halve = nn.MaxPool2d(2) if pool else nn.Identity()
     return nn.Sequential(nn.Conv2d(channels, wide, 3, padding=1), norm(wide), halve, nn.ReLU())

@@ -1,5 +1,6 @@
-"""GoogLeNet (Szegedy et al. 2014, https://arxiv.org/abs/1409.4842), with a norm after each
-convolution and without the side exits.
+"""GoogLeNet (Szegedy et al. 2014, https://arxiv.org/abs/1409.4842).
+
+It has a norm after each convolution and no side exits.
 
 ```
 image (3, 224, 224)
@@ -10,16 +11,16 @@ image (3, 224, 224)
   inception 5a, 5b                                    1024 x  7 x  7
   mean over the image -> dropout -> linear        num_classes
 
-inception: four ways beside each other, their channels one after the other
+inception: four parallel branches, whose channels are concatenated
   x --> 1x1 -------------> ones
     --> 1x1 --> 3x3 -----> threes
-    --> 1x1 --> 3x3 -----> fives        (the paper's 5x5; 3x3 as in torchvision's model, whose sizes ours has)
+    --> 1x1 --> 3x3 -----> fives        (5x5 in the paper; 3x3 as in torchvision's model)
     --> 3x3 max-pool -> 1x1 -> pooled
 ```
 
 A convolution is followed by a norm and ReLU and has no bias. Pools are 3x3 with stride 2, the last
-one 2x2, and round up. 6,624,904 parameters at 1,000 classes: little to sum for what there is to
-compute.
+one 2x2, and round up. 6,624,904 parameters at 1,000 classes: few bytes to reduce for much
+computation.
 """
 
 from typing import NamedTuple
@@ -31,8 +32,11 @@ from allstep.models.norms import Norm
 
 
 class Ways(NamedTuple):
-    """Channels of an inception block: of each way out, and of the 1x1 convolutions before the two
-    larger ones."""
+    """Channels of the convolutions of an inception block.
+
+    `ones`, `threes`, `fives` and `pooled` are the output channels of the four branches;
+    `before_threes` and `before_fives` those of the 1x1 convolutions before the larger ones.
+    """
 
     ones: int
     before_threes: int
@@ -43,11 +47,12 @@ class Ways(NamedTuple):
 
     @property
     def wide(self) -> int:
-        """Channels that come out."""
+        """Return the number of output channels of the block."""
         return self.ones + self.threes + self.fives + self.pooled
 
 
-_STAGES = (  # table 1 of the paper
+# Table 1 of the paper.
+_STAGES = (
     (Ways(64, 96, 128, 16, 32, 32), Ways(128, 128, 192, 32, 96, 64)),
     (
         Ways(192, 96, 208, 16, 48, 64),
@@ -61,7 +66,7 @@ _STAGES = (  # table 1 of the paper
 
 
 class Inception(nn.Module):
-    """Four ways beside each other."""
+    """Four parallel branches, whose channels are concatenated."""
 
     def __init__(self, channels: int, ways: Ways, norm: Norm) -> None:
         super().__init__()
@@ -86,8 +91,11 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 15
-    pixels."""
+    """GoogLeNet: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    Both sides of an image have at least 15 pixels. `dropout` is the probability before the linear
+    layer. `norm` makes the norm layer for a number of channels (default: batch norm).
+    """
 
     def __init__(
         self,
@@ -121,5 +129,6 @@ class GoogLeNet(nn.Module):
 
 
 def _convolution(channels: int, wide: int, side: int, norm: Norm, stride: int = 1) -> nn.Sequential:
+    """Return a convolution without a bias, with its norm and ReLU."""
     convolution = nn.Conv2d(channels, wide, side, stride=stride, padding=side // 2, bias=False)
     return nn.Sequential(convolution, norm(wide), nn.ReLU(inplace=True))

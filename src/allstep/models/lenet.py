@@ -1,12 +1,13 @@
-"""A model like LeNet-5 (LeCun et al. 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf),
-with today's activations and pooling.
+"""A model like LeNet-5, with today's activations and pooling.
+
+LeNet-5: LeCun et al. 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf
 
 ```
 image (1, 28, 28)
-  5x5 convolution -> norm -> ReLU -> halve by max-pooling       32 x 14 x 14      (LeNet-5:  6)
-  5x5 convolution -> norm -> ReLU -> halve by max-pooling       64 x  7 x  7      (LeNet-5: 16)
-  flatten -> linear -> ReLU                                    256               (LeNet-5: 120 and 84)
-  linear                                               num_classes
+  5x5 convolution -> norm -> max-pool 2x2 -> ReLU      32 x 14 x 14    (LeNet-5: 6)
+  5x5 convolution -> norm -> max-pool 2x2 -> ReLU      64 x  7 x  7    (LeNet-5: 16)
+  flatten -> linear -> ReLU -> dropout                256              (LeNet-5: 120 and 84)
+  linear                                      num_classes
 ```
 
 Wider than the original and trained in the same time today. At 28x28 and 10 classes it has 857,738
@@ -20,8 +21,13 @@ from allstep.models.norms import Norm, no_norm
 
 
 class LeNet(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width) of the given `shape`, both
-    sides at least 4 pixels."""
+    """LeNet: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    `shape` is (channels, height, width) of the images; both sides have at least 4 pixels. `widths`
+    are the channels of the two convolutions, `hidden` is the number of units of the hidden linear
+    layer, `dropout` the probability after it. `norm` makes the norm layer for a number of channels
+    (default: none).
+    """
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class LeNet(nn.Module):
 
 
 def _block(channels: int, wide: int, norm: Norm) -> list[nn.Module]:
+    """Return a convolution with its norm, pooling and ReLU."""
     return [
         nn.Conv2d(channels, wide, 5, padding=2),
         norm(wide),

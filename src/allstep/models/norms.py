@@ -2,9 +2,11 @@
 
 | name | statistics of | |
 |---|---|---|
-| none | | leaves the activations as they are |
-| group | groups of channels of one sample | N workers compute what one would |
-| batch | the samples of one worker | torch's own; `allstep.norm.convert` makes one over all workers of it, or over ghost batches |
+| none | | does not change the activations |
+| group | groups of channels of one sample | N workers compute the same as one |
+| batch | the samples of one worker | torch's batch norm |
+
+`allstep.norm.convert` turns batch norms into norms over all workers or over ghost batches.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,23 +16,28 @@ from torch import nn
 from allstep.errors import ConfigError, did_you_mean
 
 Norm = Callable[[int], nn.Module]
+"""A factory that makes the norm layer for a number of channels."""
 
 
 def no_norm(channels: int) -> nn.Module:
-    """Leaves the activations as they are."""
+    """Return a layer that does not change the activations."""
     return nn.Identity()
 
 
 def group_norm(channels: int) -> nn.Module:
-    """Group normalisation (Wu and He 2018, https://arxiv.org/abs/1803.08494) with up to 8 groups."""
+    """Return a group norm with up to 8 groups.
+
+    Wu and He 2018, https://arxiv.org/abs/1803.08494.
+    """
     groups = next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)
     return nn.GroupNorm(groups, channels)
 
 
 def batch_norm(momentum: float = 0.1, *, scale: bool = True) -> Norm:
-    """A factory of batch norms.
+    """Return a factory of batch norms.
 
-    Without `scale` they only shift: the weight stays at 1 and is not trained.
+    `momentum` is the weight of a batch in the running statistics. Without `scale` the norms only
+    shift: their weight stays at 1 and is not trained.
     """
 
     def made(channels: int) -> nn.Module:
@@ -42,11 +49,15 @@ def batch_norm(momentum: float = 0.1, *, scale: bool = True) -> Norm:
 
 
 NORMS: Mapping[str, Norm] = {"none": no_norm, "group": group_norm}
-"""Those that treat each sample by itself."""
+"""Norms that process each sample independently of the others, by name."""
 
 
 def make_norm(kind: str, momentum: float = 0.1, scale: bool = True) -> Norm:
-    """The norm called `kind`. `momentum` (of running statistics) and `scale` are a batch norm's."""
+    """Return the factory of the norm called `kind`: "none", "group" or "batch".
+
+    `momentum` (of the running statistics) and `scale` (whether a scale is trained) apply to batch
+    norms only.
+    """
     if kind == "batch":
         return batch_norm(momentum, scale=scale)
     if kind not in NORMS:

@@ -1,13 +1,13 @@
-"""What each option of our models may be: checked before a model is built, without torch.
+"""Checks of the options of the reference models, before a model is built and without torch.
 
 ```
-model.options: {widths: [0]}  ──  WIDTHS  ──>  "expected numbers from 1 to 4096, found [0]"
+model.options: {widths: [0]}  ->  "expected a list of ... whole numbers from 1 to 4096, found [0]"
 ```
 
 torch itself accepts a layer of zero channels and fails in the first step, in a worker. A layer of a
-billion channels takes all memory. Each bound is several times what published models use.
+billion channels needs all memory. Each limit is several times what published models use.
 
-A check returns what it expected, or None where the value is right.
+A check returns a description of the expected value, or None if the value is right.
 """
 
 import math
@@ -20,13 +20,13 @@ Check = Callable[[Any], str | None]
 
 
 def whole(low: int, high: int) -> Check:
-    """An integer from `low` to `high`."""
+    """Return a check for an integer from `low` to `high`."""
     expected = f"a whole number from {low} to {high}"
     return lambda value: None if _is_whole(value, low, high) else expected
 
 
 def real(low: float, high: float) -> Check:
-    """A finite number from `low` to `high`."""
+    """Return a check for a finite number from `low` to `high`."""
 
     def check(value: Any) -> str | None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -37,18 +37,18 @@ def real(low: float, high: float) -> Check:
 
 
 def truth(value: Any) -> str | None:
-    """True or false."""
+    """Check that the value is True or False."""
     return None if isinstance(value, bool) else "true or false"
 
 
 def channels(fewest: int, most: int) -> Check:
-    """A list of `fewest` to `most` entries, each the channels of a layer."""
+    """Return a check for a list of `fewest` to `most` channel counts, one per layer."""
     many = f"{most}" if fewest == most else f"{fewest} to {most}"
 
     def check(value: Any) -> str | None:
         is_list = isinstance(value, list | tuple) and fewest <= len(value) <= most
-        is_right = is_list and all(_is_whole(each, 1, _MOST_CHANNELS) for each in value)
-        return None if is_right else f"a list of {many} whole numbers from 1 to {_MOST_CHANNELS}"
+        is_right = is_list and all(_is_whole(each, 1, _MAX_CHANNELS) for each in value)
+        return None if is_right else f"a list of {many} whole numbers from 1 to {_MAX_CHANNELS}"
 
     return check
 
@@ -57,14 +57,14 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-_MOST_CHANNELS = 4096
-"""A 3x3 convolution from so many to as many has 0.6 GB of weights."""
+_MAX_CHANNELS = 4096
+"""Limit of a layer's channels: a 3x3 convolution of 4096 to 4096 has 0.6 GB of weights."""
 HIDDEN = whole(1, 16_384)
 DROPOUT = real(0, 1)
 
 
 def check_values(checks: Mapping[str, Check], options: Mapping[str, Any]) -> None:
-    """ConfigError with the first option that is not what its check expects."""
+    """Raise ConfigError for the first option whose value its check rejects."""
     for key, value in options.items():
         if key in checks and (expected := checks[key](value)) is not None:
             found = cut(repr(value))

@@ -1,32 +1,33 @@
-"""ResNet-18, 34, 50 and 101 (He et al. 2015, https://arxiv.org/abs/1512.03385), for large and for
-small images.
+"""ResNet-18, 34, 50 and 101, for large and for small images.
+
+He et al. 2015, https://arxiv.org/abs/1512.03385.
 
 ```
-image (3, 224, 224)                                image (3, 32, 32), with small_pictures=True
-  7x7 convolution, stride 2 -> norm -> ReLU            3x3 convolution -> norm -> ReLU            64 channels
-  3x3 max-pool, stride 2                               (no pool)
-  stage 1                         56 x 56              32 x 32                                    64 x expansion
-  stage 2, its first block halves 28 x 28              16 x 16                                   128 x expansion
-  stage 3, its first block halves 14 x 14               8 x 8                                    256 x expansion
-  stage 4, its first block halves  7 x 7                4 x 4                                    512 x expansion
-  mean over the image -> linear                                                                num_classes
+image (3, 224, 224)                          small_pictures=True: (3, 32, 32)  channels
+  7x7 convolution, stride 2 -> norm -> ReLU    3x3 convolution -> norm -> ReLU  64
+  3x3 max-pool, stride 2                       (no pooling)                     64
+  stage 1                          56 x 56     32 x 32                          64 x expansion
+  stage 2, its first block halves  28 x 28     16 x 16                         128 x expansion
+  stage 3, its first block halves  14 x 14      8 x  8                         256 x expansion
+  stage 4, its first block halves   7 x  7      4 x  4                         512 x expansion
+  mean over the image -> linear                                                num_classes
 
 basic block (expansion 1)            bottleneck (expansion 4)
   x ------------.                      x ------------.
   3x3 -> norm   |                      1x1 -> norm   |
   ReLU          |                      ReLU          |
-  3x3 -> norm   |                      3x3 -> norm   |      strides are here, as in torchvision's models
+  3x3 -> norm   |                      3x3 -> norm   |      (has the stride, as in torchvision)
   + <-----------'                      ReLU          |
   ReLU                                 1x1 -> norm   |
                                        + <-----------'
                                        ReLU
 ```
 
-The way past a block is the image itself; where size or channels change, a 1x1 convolution and a
-norm. Convolutions have no bias: the norm after each has one.
+The shortcut of a block is the identity; where size or channels change, it is a 1x1 convolution and
+a norm. Convolutions have no bias: the norm after each has one.
 
-`zero_last_norm=True` starts the last norm of each block at zero, so that a block passes its input
-on and does nothing else until it has learned to; large batches need this (Goyal et al. 2017,
+`zero_last_norm=True` initializes the scale of the last norm of each block to zero, so that each
+block starts as the identity; large batches need this (Goyal et al. 2017,
 https://arxiv.org/abs/1706.02677). At 1,000 classes:
 
 =============  ==============================  ============  =====
@@ -50,7 +51,10 @@ _WIDTHS = (64, 128, 256, 512)
 
 
 class Block(nn.Module):
-    """ReLU(past(x) + through(x)); `through` ends with a norm, and `wide_out` channels come out."""
+    """A residual block: ReLU(past(x) + through(x)), where `past` is the shortcut.
+
+    `through` ends with a norm; the block has `wide_out` output channels.
+    """
 
     expansion: int
 
@@ -70,7 +74,7 @@ class Block(nn.Module):
 
 
 class Basic(Block):
-    """Two 3x3 convolutions."""
+    """A residual block of two 3x3 convolutions."""
 
     expansion = 1
 
@@ -83,7 +87,7 @@ class Basic(Block):
 
 
 class Bottleneck(Block):
-    """A 3x3 convolution on a quarter of the channels, between two 1x1 ones."""
+    """A residual block of a 3x3 convolution on a quarter of the channels, between two 1x1 ones."""
 
     expansion = 4
 
@@ -98,9 +102,13 @@ class Bottleneck(Block):
 
 
 class ResNet(nn.Module):
-    """Logits (n, num_classes) for images (n, 3, height, width).
+    """A ResNet: images (n, channels, height, width) in, logits (n, num_classes) out.
 
-    `depths`: blocks of each of the four stages.
+    `block` is the class of its blocks, `Basic` or `Bottleneck`; `depths` is the number of blocks of
+    each of the four stages. `norm` makes the norm layer for a number of channels (default: batch
+    norm). `zero_last_norm` initializes the scale of the last norm of each block to zero.
+    `small_pictures` replaces the 7x7 convolution with stride 2 by a 3x3 one with stride 1 and omits
+    the first max-pooling, for images of about 32x32 pixels. Both are False by default.
     """
 
     def __init__(
@@ -149,7 +157,7 @@ def _convolution(channels: int, wide: int, side: int, stride: int = 1) -> nn.Con
 
 
 def start_at_zero(norm: nn.Module) -> None:
-    """What `zero_last_norm` does to the last norm of a block."""
+    """Set the scale of a norm to zero; raise ConfigError if it has none or does not train it."""
     weight = getattr(norm, "weight", None)
     if weight is None:
         raise ConfigError(

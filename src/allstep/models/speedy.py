@@ -1,20 +1,21 @@
-"""A small, fast model for CIFAR-10, after the models that reach 94% in seconds on one GPU (Jordan
-2024, https://arxiv.org/abs/2404.00498).
+"""A small, fast model for CIFAR-10, after models that reach 94% in seconds on one GPU.
+
+Their paper: Jordan 2024, https://arxiv.org/abs/2404.00498.
 
 ```
 image (3, 32, 32)
-  2x2 convolution that whitens, fixed -> GELU                      24 x 31 x 31     (with a bias that learns)
-  group: 3x3 conv -> halve -> norm -> GELU -> 3x3 conv -> norm -> GELU      64 x 15 x 15
-  group                                                                   256 x  7 x  7
-  group                                                                   256 x  3 x  3
-  max-pool over all -> linear, no bias -> x 1/9                            num_classes
+  2x2 whitening convolution, fixed, with a trained bias -> GELU             24 x 31 x 31
+  group: 3x3 conv -> max-pool -> norm -> GELU -> 3x3 conv -> norm -> GELU   64 x 15 x 15
+  group                                                                    256 x  7 x  7
+  group                                                                    256 x  3 x  3
+  max-pool over the image -> linear, no bias -> x 1/9                      num_classes
 ```
 
-The first convolution is not trained: `whiten(images)` sets it to the directions in which 2x2
-patches of training images vary, each scaled to the same variance, and the same ones turned round,
-so that GELU keeps both signs. Convolutions start as the identity on their first channels (Dirac),
-so that a deep model passes images on from the first step. 1,972,792 parameters at widths 64, 256,
-256, of which 288 are fixed.
+The weights of the first convolution are not trained: `whiten(images)` sets them to the principal
+directions of 2x2 patches of training images, each scaled to the same variance, and to the negative
+of each, so that GELU keeps both signs. The other convolutions start as the identity on their first
+channels (Dirac), so that a deep model propagates images from the first step. 1,972,792 parameters
+at widths 64, 256, 256, of which 288 are fixed.
 """
 
 import torch
@@ -23,11 +24,16 @@ from torch import nn
 from allstep.models.norms import Norm
 
 _PATCH = 2
+"""Side of the patches that are whitened, in pixels."""
 
 
 class Speedy(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 9
-    pixels."""
+    """A fast model: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    Both sides of an image have at least 9 pixels. `widths` are the channels of the three groups.
+    `scale` is the factor of the logits. `norm` makes the norm layer for a number of channels
+    (default: batch norm). Call `whiten` before training.
+    """
 
     def __init__(
         self,
@@ -65,17 +71,23 @@ class Speedy(nn.Module):
 
     @torch.no_grad()
     def whiten(self, images: torch.Tensor, floor: float = 5e-4) -> None:
-        """Fixes the first convolution by `images` (n, channels, height, width), normalized as in
-        training; some thousands do."""
+        """Set the weights of the first convolution from training images.
+
+        `images` (n, channels, height, width) are normalized as in training; some thousands are
+        enough. `floor` is added to each variance before the division by its square root, so that
+        directions without variance are not amplified.
+        """
         patches = nn.functional.unfold(images.double(), _PATCH).transpose(1, 2).flatten(0, 1)
         covariance = patches.T @ patches / len(patches)
         variances, directions = torch.linalg.eigh(covariance)
-        filters = (directions / (variances + floor).sqrt()).T.flip(0)  # the largest variance first
+        # The direction with the largest variance comes first.
+        filters = (directions / (variances + floor).sqrt()).T.flip(0)
         shape = (-1, *self.whitening.weight.shape[1:])
         self.whitening.weight.copy_(torch.cat([filters, -filters]).reshape(shape))
 
 
 def _group(channels: int, wide: int, norm: Norm) -> nn.Sequential:
+    """Return two convolutions with norms and GELU; the first one is pooled."""
     first, second = (
         nn.Conv2d(inside, wide, 3, padding="same", bias=False) for inside in (channels, wide)
     )

@@ -14,7 +14,7 @@ image (3, 224, 224)
 ```
 
 138,357,544 parameters at 1,000 classes: few, large tensors, the hardest of the classic models to
-sum over workers.
+reduce over workers.
 """
 
 import torch
@@ -22,12 +22,17 @@ from torch import nn
 
 from allstep.models.norms import Norm, no_norm
 
-_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, convolutions
+_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+"""Channels and number of convolutions of each stage."""
 
 
 class Vgg16(nn.Module):
-    """Logits (n, num_classes) for images (n, channels, height, width), both sides at least 32
-    pixels."""
+    """VGG-16: images (n, channels, height, width) in, logits (n, num_classes) out.
+
+    Both sides of an image have at least 32 pixels. `hidden` is the number of units of each of the
+    two hidden linear layers, `dropout` the probability after each. `norm` makes the norm layer for
+    a number of channels (default: none).
+    """
 
     def __init__(
         self,
@@ -62,8 +67,10 @@ class Vgg16(nn.Module):
 
 
 def _initialise(layer: nn.Module) -> None:
-    """So that 13 convolutions without a norm neither fade nor explode (He et al. 2015,
-    https://arxiv.org/abs/1502.01852)."""
+    """Initialize a layer so that activations keep their scale over 13 convolutions without a norm.
+
+    He et al. 2015, https://arxiv.org/abs/1502.01852.
+    """
     if isinstance(layer, nn.Conv2d):
         nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     elif isinstance(layer, nn.Linear):

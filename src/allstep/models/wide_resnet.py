@@ -1,24 +1,27 @@
-"""Residual models for images of 32x32: ResNet-20 to 110 (He et al. 2015, section 4.2) and wide ones
-(Zagoruyko and Komodakis 2016).
+"""Residual models for images of 32x32: ResNet-20 to 110 and WideResNet.
+
+He et al. 2015, https://arxiv.org/abs/1512.03385, section 4.2, and Zagoruyko and Komodakis 2016,
+https://arxiv.org/abs/1605.07146.
 
 ```
-                                            resnet_cifar(depth), depth = 6n+2    WideResNet(depth, widen), depth = 6n+4
-  3x3 convolution              32 x 32      16 channels                          16 channels
-  n blocks                     32 x 32      16                                   16 x widen
-  n blocks, the first halves   16 x 16      32                                   32 x widen
-  n blocks, the first halves    8 x  8      64                                   64 x widen
-  mean -> linear                            num_classes                          (norm -> ReLU before the mean)
+                                         CifarResNet(depth)   WideResNet(depth, widen)
+                                         depth = 6n+2         depth = 6n+4
+  3x3 convolution              32 x 32   16 channels          16 channels
+  n blocks                     32 x 32   16                   16 x widen
+  n blocks, the first halves   16 x 16   32                   32 x widen
+  n blocks, the first halves    8 x  8   64                   64 x widen
+  mean -> linear                         num_classes          (norm -> ReLU before the mean)
 
-block of resnet_cifar: as in `resnet`       block of WideResNet, norms first (https://arxiv.org/abs/1605.07146)
-  x -----------------.                        x -> norm -> ReLU --.--> 1x1, only where size or channels change --.
-  3x3 -> norm -> ReLU|                                            3x3 -> norm -> ReLU -> dropout                 |
-  3x3 -> norm        | zeros for new channels                     3x3                                            |
-  + <----------------'                                            + <--------------------------------------------'
+block of CifarResNet                       block of WideResNet, norms first
+  x -------------------.                     x -> norm -> ReLU ---------------.
+  3x3 -> norm -> ReLU  | zeros for           3x3 -> norm -> ReLU -> dropout   | 1x1 where size or
+  3x3 -> norm          | new channels        3x3                              | channels change,
+  + <------------------'                     + <------------------------------' otherwise x itself
   ReLU
 ```
 
-Where the original models change size, the way past a block is every second pixel, with channels of
-zeros for the new ones: it has no parameters. 10 classes: ResNet-20 269,722, ResNet-56 853,018,
+Where CifarResNet changes size, the shortcut of a block is every second pixel, with zeros for the
+new channels: it has no parameters. Parameters at 10 classes: ResNet-20 269,722, ResNet-56 853,018,
 WRN-16-4 2,748,890, WRN-28-10 36,479,194.
 """
 
@@ -34,7 +37,7 @@ _WIDTHS = (16, 32, 64)
 
 
 class _Past(nn.Module):
-    """Every `stride`-th pixel, and zeros for the channels that are new."""
+    """A shortcut without parameters: every `stride`-th pixel, and zeros for the new channels."""
 
     def __init__(self, new_channels: int, stride: int) -> None:
         super().__init__()
@@ -48,7 +51,7 @@ class _Past(nn.Module):
 
 
 class _Plain(nn.Module):
-    """A block of the original models."""
+    """A block of CifarResNet."""
 
     def __init__(self, channels: int, wide: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -63,26 +66,19 @@ class _Plain(nn.Module):
 
 
 class _Wide(nn.Module):
-    """A block whose norms come first."""
+    """A block of WideResNet, in which a norm precedes each convolution."""
 
     def __init__(self, channels: int, wide: int, stride: int, norm: Norm, dropout: float) -> None:
         super().__init__()
         self.enter = nn.Sequential(norm(channels), nn.ReLU(inplace=True))
         self.through = nn.Sequential(
-            *(
-                _convolution(channels, wide, stride),
-                norm(wide),
-                nn.ReLU(inplace=True),
-                nn.Dropout(dropout),
-            ),
-            _convolution(wide, wide),
+            *(_convolution(channels, wide, stride), norm(wide), nn.ReLU(inplace=True)),
+            *(nn.Dropout(dropout), _convolution(wide, wide)),
         )
         self.changes = stride != 1 or channels != wide
-        self.past = (
-            nn.Conv2d(channels, wide, 1, stride=stride, bias=False)
-            if self.changes
-            else nn.Identity()
-        )
+        self.past: nn.Module = nn.Identity()
+        if self.changes:
+            self.past = nn.Conv2d(channels, wide, 1, stride=stride, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         entered = self.enter(x)
@@ -91,7 +87,7 @@ class _Wide(nn.Module):
 
 
 class _SmallImages(nn.Module):
-    """Stem, stages and head; `leave` stands between the stages and the head."""
+    """Stem, stages and head of a model; `leave` is applied between the stages and the head."""
 
     def __init__(
         self, stem: nn.Module, stages: nn.Module, leave: nn.Module, wide: int, num_classes: int
@@ -111,8 +107,12 @@ class _SmallImages(nn.Module):
 
 
 class CifarResNet(_SmallImages):
-    """Logits (n, num_classes) for images (n, channels, height, width). depth: 20, 32, 44, 56,
-    110, or any other 6n+2."""
+    """A ResNet for small images: (n, channels, height, width) in, logits (n, num_classes) out.
+
+    `depth` is the number of layers: 20, 32, 44, 56, 110, or any other 6n+2. `norm` makes the norm
+    layer for a number of channels (default: batch norm). `zero_last_norm` initializes the scale of
+    the last norm of each block to zero (default: False).
+    """
 
     def __init__(
         self,
@@ -137,9 +137,12 @@ class CifarResNet(_SmallImages):
 
 
 class WideResNet(_SmallImages):
-    """Logits (n, num_classes) for images (n, channels, height, width).
+    """A wide ResNet: images (n, channels, height, width) in, logits (n, num_classes) out.
 
-    WRN-28-10 is `WideResNet(28, 10)`; depth is 6n+4.
+    `depth` is the number of layers, 6n+4. `widen` is the factor of the channels of the stages: 16,
+    32 and 64 times `widen`. `dropout` is the probability between the two convolutions of a block.
+    `norm` makes the norm layer for a number of channels (default: batch norm). WRN-28-10 is
+    `WideResNet(28, 10)`.
     """
 
     def __init__(
@@ -164,10 +167,10 @@ class WideResNet(_SmallImages):
 
 
 def _blocks(depth: int, rest: int) -> int:
-    """Blocks of a stage."""
+    """Return the number of blocks of a stage, (depth - rest) / 6; ConfigError if not whole."""
     if depth < 6 + rest or (depth - rest) % 6:
         raise ConfigError(
-            f"depth {depth}: this net has 6n+{rest} layers, such as {6 + rest}, {12 + rest},"
+            f"depth {depth}: this model has 6n+{rest} layers, such as {6 + rest}, {12 + rest},"
             f" {18 + rest}, {24 + rest}"
         )
     return (depth - rest) // 6

@@ -57,7 +57,12 @@ class GhostBatchNorm(_BatchNorm):
     divide the first batch; a later one that it does not divide is cut into the nearest number of
     equal parts: 100 samples by 32 are 34, 33 and 33. `across_workers`: form ghost batches of
     several workers, see the module docstring. `process_group` is a torch ProcessGroup or an
-    hvd.ProcessSet that this rank is in (default: all ranks). The other arguments are torch's.
+    hvd.ProcessSet that this rank is in (default: all ranks).
+
+    The other arguments are those of torch's BatchNorm: `num_features` is the number of channels C,
+    `eps` is added to the variance (default: 1e-5), `momentum` is the weight of a batch in the
+    running statistics (default: 0.1), `affine` adds a scale and a shift that are trained, and
+    `track_running_stats` keeps running statistics for evaluation (both by default).
     """
 
     def __init__(

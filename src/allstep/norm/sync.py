@@ -28,9 +28,13 @@ class SyncBatchNorm(_BatchNorm):
     """Normalizes (N, C, ...) per channel C over the batches of all ranks.
 
     In evaluation, and in a group of one rank, it is torch's BatchNorm. `process_group` is a torch
-    ProcessGroup or an hvd.ProcessSet that this rank is in (default: all ranks). The other arguments
-    are torch's. A single value per channel over all ranks has no variance: in training that raises
-    a ConfigError on each rank.
+    ProcessGroup or an hvd.ProcessSet that this rank is in (default: all ranks). A single value per
+    channel over all ranks has no variance: in training that raises a ConfigError on each rank.
+
+    The other arguments are those of torch's BatchNorm: `num_features` is the number of channels C,
+    `eps` is added to the variance (default: 1e-5), `momentum` is the weight of a batch in the
+    running statistics (default: 0.1), `affine` adds a scale and a shift that are trained, and
+    `track_running_stats` keeps running statistics for evaluation (both by default).
     """
 
     def __init__(

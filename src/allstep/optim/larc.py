@@ -33,7 +33,9 @@ from allstep.optim.layerwise import Group
 class LARC(LARS):
     """SGD whose learning rate is scaled down layer by layer, never up; see the module.
 
-    Arguments as for LARS.
+    Arguments as for LARS. `trust_coefficient`: the largest fraction of its norm by which a step
+    may change a layer (default: 0.02). `maximize`: ascend instead of descend. `exempt`: whether
+    layers are neither scaled nor decayed; None (default): those with fewer than two dimensions.
     """
 
     def __init__(

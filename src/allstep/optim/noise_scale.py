@@ -116,20 +116,28 @@ def measure(parameters: Iterable[Tensor], losses: Iterable[tuple[Tensor, int]]) 
 class Running:
     """The noise scale over the last steps, and its confidence interval.
 
-    Consists of plain numbers: `Running(**asdict(running))` is the same. `decay`: weight of a step
-    relative to the next one (default: 0.99, about 100 steps). Means and covariances of both
-    estimates are weighted accordingly (West 1979, with decaying weights).
+    Consists of plain numbers: `Running(**asdict(running))` is the same. Means and covariances of
+    both estimates are weighted by `decay` (West 1979, with decaying weights).
     """
 
     decay: float = 0.99
+    """Weight of a step relative to the next one; 0.99 averages over about 100 steps."""
     steps: int = 0
+    """Number of estimates added."""
     weight: float = 0.0
+    """Sum of the weights of the steps."""
     weight_sq: float = 0.0
+    """Sum of the squared weights of the steps."""
     gradient_sq: float = 0.0
+    """Weighted mean of |G|^2."""
     noise: float = 0.0
+    """Weighted mean of tr(Sigma)."""
     spread_gradient_sq: float = 0.0
+    """Weighted sum of the squared differences of |G|^2 from its mean."""
     spread_noise: float = 0.0
+    """Weighted sum of the squared differences of tr(Sigma) from its mean."""
     spread_both: float = 0.0
+    """Weighted sum of the products of both differences."""
 
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:

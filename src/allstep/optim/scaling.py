@@ -40,7 +40,7 @@ def square_root_scaling(lr: float, batch: int, base_batch: int) -> float:
 
 
 def no_scaling(lr: float, batch: int, base_batch: int) -> float:
-    """Return the learning rate unchanged."""
+    """Return `lr` for any `batch`, without regard to `base_batch`."""
     return lr
 
 

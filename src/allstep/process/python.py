@@ -4,7 +4,7 @@
 folder often has it as the current folder, and a file `torch.py` or `json.py` there would be
 imported instead of the real one. With `-P` (Python 3.11) the search path is that of the installed
 command `allstep`. The user's own model factory is still imported from the current folder:
-`models.by_name` adds it for that import alone.
+`models.user_factory` adds it for that import alone.
 """
 
 import sys

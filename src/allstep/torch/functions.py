@@ -64,7 +64,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Return a list of the objects of all ranks, by rank."""
+    """Return a list of the objects `obj` of all ranks, by rank. They must be picklable."""
     name = name or "allgather_object"
     data = _to_bytes(obj)
     lengths = allgather_async(torch.tensor([len(data)]), f"{name}.sz")

@@ -18,7 +18,7 @@ def test_an_option_that_a_model_of_ours_does_not_take_is_reported_before_the_sta
         ConfigError, match="model small-cnn has no option 'width'; did you mean 'widths'"
     ):
         check_config(read_config("digits", ["model.options.width=[8]"]), 2)
-    with pytest.raises(ConfigError, match="the net's name says that it is 20, leave it out"):
+    with pytest.raises(ConfigError, match="the model's name sets it to 20, leave it out"):
         check_config(
             read_config("digits", ["model.name=cifar-resnet20", "model.options.depth=8"]), 2
         )

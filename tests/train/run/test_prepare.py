@@ -76,7 +76,7 @@ def test_the_folder_is_kept_in_the_config(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 WRONG = [
-    (["model.name=resnet5"], "no net is called 'resnet5' .*did you mean 'resnet50'"),
+    (["model.name=resnet5"], "no model is called 'resnet5' .*did you mean 'resnet50'"),
     (["model.name=no_such_module:net"], "no module 'no_such_module'"),
     (["data.mean=[3]"], "data.mean is given without data.std"),
     (["data.std=[3]"], "data.std is given without data.mean"),

@@ -89,10 +89,11 @@ class _Mix:
 
 
 class Mixup(_Mix):
-    """Blends each image with the one before it. Gives float images on the scale 0 to 255 and
-    targets (n, num_classes).
+    """Blends each image with the one before it in the batch.
 
-    `num_classes` may be left out where the loader's source knows its classes.
+    The result is float images on the scale 0 to 255 and targets (n, num_classes). `alpha`, above 0:
+    the weight of an image is drawn from Beta(alpha, alpha); 0.2 is usual. `num_classes` may be
+    omitted if the loader's source knows its classes.
     """
 
     def __call__(
@@ -110,12 +111,13 @@ class Mixup(_Mix):
 
 
 class Cutmix(_Mix):
-    """Puts a box of the image before it into each image. Images keep their type; targets
-    become (n, num_classes).
+    """Replaces a box of each image by that of the image before it in the batch.
 
-    The box has 1 - lam of the area and the image's aspect, lies around any pixel, and is cut off
-    at the border; the target counts what is left of it. `num_classes` may be left out where the
-    loader's source knows its classes.
+    Images keep their dtype; targets become (n, num_classes). `alpha`, above 0: the fraction of the
+    area outside the box, lam, is drawn from Beta(alpha, alpha); 1.0 is usual. The box has the
+    aspect ratio of the image and a random pixel as its center, and is cut off at the border; the
+    target counts the area that is left. `num_classes` may be omitted if the loader's source knows
+    its classes.
     """
 
     def __call__(

@@ -49,11 +49,15 @@ class Found:
     """A named dataset and the folder that contains its files."""
 
     name: str
+    """Name in configs and commands, such as "cifar10"."""
     title: str
+    """Name in messages, such as "CIFAR-10"."""
     folder: Path
+    """Folder that contains the files."""
     files: tuple[Path, ...]
     """Paths of the files, in the order of `NamedSet.files`."""
     layout: str = "idx"
+    """Format of the files: "idx" or "cifar"."""
     classes: tuple[str, ...] = ()
     """Names of the classes, in label order."""
 
@@ -77,8 +81,11 @@ class ImageSet:
     """A dataset in memory: its training and test splits."""
 
     train: Images
+    """The training split."""
     test: Images
+    """The test split."""
     num_classes: int
+    """Number of classes, which is the largest training label plus 1."""
     classes: tuple[str, ...] = ()
     """Names of the classes in label order, or () if they are not known."""
 
@@ -115,7 +122,7 @@ def find(wanted: NamedSet, folder: Path | None = None, progress: Progress | None
 
 
 def load(found: Found) -> ImageSet:
-    """Read the files of a dataset; raise DataError if they do not match each other."""
+    """Read the files that `found` names; raise DataError if they do not match each other."""
     train, test = _READ[found.layout](found.files)
     num_classes = int(train.labels.max()) + 1
     if test.labels.max() >= num_classes:

@@ -278,7 +278,9 @@ class RunConfig(_Section):
     recipe: str = NEUTRAL
     """The recipe that the config started from."""
     seed: Seed = 0
+    """Seed of all random numbers of the run."""
     epochs: Epochs = 30
+    """Passes over the training split."""
     batch: Batch | None = None
     """Samples of one update, over all workers; None: `usual_batch`, which is
     `optimizer.base_batch`, or less for a small dataset."""
@@ -287,6 +289,7 @@ class RunConfig(_Section):
     accumulation: PerWorker = 1
     """Number of micro-batches in which a worker computes its share: less memory, same result."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of a target that is spread over all classes in training."""
     overfit: Batch | None = None
     """Train on this many samples only, without augmentation, and evaluate on the same: a first test
     of any model. None: train on all."""
@@ -303,13 +306,21 @@ class RunConfig(_Section):
     noise_scale: bool = False
     """Whether the gradient noise scale is measured and logged."""
     data: DataConfig = DataConfig()
+    """The dataset, its splits, and the transforms of its images."""
     model: ModelConfig = ModelConfig()
+    """The model and its norms."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer and its learning rate."""
     schedule: ScheduleConfig = ScheduleConfig()
+    """The learning rate over the run, relative to its peak."""
     evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluations during the run, and the test at its end."""
     ema: EmaConfig = EmaConfig()
+    """The exponential moving average of the weights."""
     growth: GrowthConfig = GrowthConfig()
+    """Growth of the batch during the run."""
     save: SaveConfig = SaveConfig()
+    """The times at which checkpoints are written."""
 
     def resolved(self, num_workers: int) -> "ResolvedConfig":
         """Return the config with batch, warm-up and the optimizer's default values filled in.

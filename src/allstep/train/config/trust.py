@@ -36,7 +36,7 @@ from allstep.errors import ConfigError, cut
 from allstep.files.atomic import replace_file
 from allstep.files.bounded import open_regular, read_regular
 from allstep.files.home import config_home
-from allstep.models.by_name import module_place
+from allstep.models.user_factory import module_place
 from allstep.train.config.run_config import ModelConfig
 
 TRUST = "trust"

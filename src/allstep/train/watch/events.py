@@ -46,6 +46,7 @@ class Opening:
     data: str
     """Name of the dataset."""
     data_folder: Path | str
+    """Folder, pattern or file that the data was read from."""
     classes: tuple[str, ...]
     """Names of the classes; their numbers where they have no names."""
     num_samples: Mapping[str, int]
@@ -83,10 +84,15 @@ class Progress:
     samples: int
     """Samples trained on since the start of the run."""
     loss: float
+    """Mean loss per sample of these steps."""
     accuracy: float
+    """Fraction of the samples of these steps whose most probable class is right."""
     lr: float
+    """Learning rate of the first parameter group."""
     seconds: float
+    """Duration of these steps."""
     images_per_second: float
+    """Samples trained on per second, over all workers."""
     times: Mapping[str, list[float]]
     """Seconds of the phases input, compute, wait and update, by rank."""
     memory: list[int]
@@ -94,7 +100,9 @@ class Progress:
     batch: int
     """Samples per update, over all workers."""
     grad_norm: float | None = None
+    """Norm of the mean gradient of the last step; None if not measured or not finite."""
     noise_scale: float | None = None
+    """Gradient noise scale in samples; None if it is not measured or not finite."""
     trust: Mapping[str, float] | None = None
     """Trust ratio of each layer; None if the optimizer has none."""
 
@@ -113,6 +121,7 @@ class Evaluated:
     train: Score
     """Score on the samples trained on since the previous evaluation."""
     validation: Score
+    """Score on the validation split."""
     seconds: float
     """Seconds of training since the previous evaluation, without evaluations."""
     is_best: bool = False
@@ -143,9 +152,13 @@ class Result:
     """How a run ended. Only the score `test` is meant to be published."""
 
     test: Score
+    """Score on the test split."""
     validation: Score
+    """Last score on the validation split."""
     images_per_second: float
+    """Samples trained on per second, over all workers, without evaluations; 0 if none."""
     seconds_per_epoch: float
+    """Seconds of an epoch at this speed, without evaluations; 0 if the speed is unknown."""
     seconds: float
     """Duration from the first batch to the test.
 
