@@ -301,8 +301,8 @@ def _start(
 def _check_rate(wire: Team, options: argparse.Namespace) -> None:
     """Half a second of plain TCP, all hosts at once and both ways."""
     nbytes = int(options.mbit * 1e6 / 8 / 2)
-    wire.tell({"prepare": nbytes})
-    answers = wire.tell({"measure": TCP, "calls": 3})
+    wire.request({"prepare": nbytes})
+    answers = wire.request({"measure": TCP, "calls": 3})
     seconds = max(median(answer["seconds"]) for answer in answers)
     rate = share_of(options.hosts, nbytes) * 8 / seconds / 1e6
     print(
