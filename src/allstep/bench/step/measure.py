@@ -123,7 +123,7 @@ def _check_memory(model: str, num_ranks: int) -> None:
 
 
 def round_of(rivals: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the turns of a round: groups of two rivals with the independent copies between them."""
+    """Return the turns of a round: pairs of rivals with the independent copies between them."""
     pairs = [rivals[start : start + 2] for start in range(0, len(rivals), 2)]
     return [(first, ALONE, *second) for first, *second in pairs]
 
