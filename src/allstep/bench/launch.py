@@ -95,15 +95,13 @@ def contenders() -> list[LaunchContender]:
     torchrun = (python, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     mpirun = (*mpirun_command(), python)
     no_mpirun = "" if shutil.which("mpirun") else "mpirun is not installed"
-    no_mpi4py = "" if find_spec("mpi4py") else "mpi4py is not installed"
+    no_mpi4py = no_mpirun or ("" if find_spec("mpi4py") else "mpi4py is not installed")
     return [
         LaunchContender(_IMPORT, (python, "-c", "import torch")),
         LaunchContender(_TORCHRUN, torchrun, "with_env.py"),
         LaunchContender("allstep run, env://", allstep, "with_env.py"),
         LaunchContender("allstep run, allstep.init()", allstep, "with_allstep.py"),
-        LaunchContender(
-            "mpirun, mpi4py + env://", mpirun, "with_mpi4py.py", no_mpirun or no_mpi4py
-        ),
+        LaunchContender("mpirun, mpi4py + env://", mpirun, "with_mpi4py.py", no_mpi4py),
         LaunchContender("mpirun, allstep.init()", mpirun, "with_allstep.py", no_mpirun),
     ]
 
@@ -144,9 +142,7 @@ def measure_launch(repetitions: int = 5, progress: Progress = lambda name: None)
                 progress(contender.name)
                 seconds[contender.name].append(_time(contender, Path(folder)))
     rows = tuple(Row(name, tuple(taken)) for name, taken in seconds.items())
-    missing = tuple(
-        Missing(contender.name, contender.missing) for contender in every if contender.missing
-    )
+    missing = tuple(Missing(each.name, each.missing) for each in every if each.missing)
     return Result("launch", rows, missing, {"torchrun": _TORCHRUN, "import": _IMPORT})
 
 

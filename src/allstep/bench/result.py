@@ -94,12 +94,8 @@ class Result:
         axes = figure.subplots()
         medians = [row.median for row in self.rows]
         around = [_distances(row) for row in self.rows]
-        axes.barh(
-            [row.name for row in self.rows],
-            medians,
-            xerr=list(zip(*around, strict=True)),
-            capsize=3,
-        )
+        names = [row.name for row in self.rows]
+        axes.barh(names, medians, xerr=list(zip(*around, strict=True)), capsize=3)
         axes.invert_yaxis()
         axes.set_xlabel("seconds: median, quickest and slowest")
         axes.set_title(f"allstep bench {self.benchmark}")

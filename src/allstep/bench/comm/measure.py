@@ -96,9 +96,8 @@ class Team:
                 line.flush()
             answers = [json.loads(line.readline()) for line in self.lines]
         except TimeoutError:
-            raise CommFailed(
-                f"{self.name} did not answer {message} within {_SECONDS_TO_ANSWER:.0f} s"
-            ) from None
+            late = f"did not answer {message} within {_SECONDS_TO_ANSWER:.0f} s"
+            raise CommFailed(f"{self.name} {late}") from None
         except (OSError, ValueError):
             raise CommFailed(f"{self.name} ended after {message}:\n{self.printed()}") from None
         for answer in answers:
@@ -146,11 +145,9 @@ def measure_comm(
 def too_large(num_ranks: int, nbytes: int) -> str:
     """Return why this size does not fit into memory, or "" if it does."""
     needed, free = _COPIES * num_ranks * nbytes, machine.memory().available
-    return (
-        ""
-        if needed < free
-        else f"it needs {quantities.nbytes(needed)} of memory, {quantities.nbytes(free)} are free"
-    )
+    if needed < free:
+        return ""
+    return f"it needs {quantities.nbytes(needed)} of memory, {quantities.nbytes(free)} are free"
 
 
 class Turns:
@@ -172,11 +169,9 @@ class Turns:
         self._calls: dict[str, int] = {}
         team_of: dict[str, Team] = {}
         for team in teams:
-            absent = {
-                name: why
-                for answer in team.request({"prepare": nbytes})
-                for name, why in answer["absent"].items()
-            }
+            absent: dict[str, str] = {}
+            for answer in team.request({"prepare": nbytes}):
+                absent.update(answer["absent"])
             missing.update({f"{name}, {place}": why for name, why in absent.items()})
             team_of.update({name: team for name in team.names if name not in absent})
         names = sorted(
@@ -237,9 +232,8 @@ def _teams(num_ranks: int, missing: dict[str, str]) -> Iterator[list[Team]]:
             try:
                 teams.append(start_team("mpirun", mpirun, num_ranks, folder, ending))
             except CommFailed as error:
-                missing[f"{OPEN_MPI}, {num_ranks} ranks"] = (
-                    f"it fails here: {str(error).splitlines()[-1]}"
-                )
+                reason = str(error).splitlines()[-1]
+                missing[f"{OPEN_MPI}, {num_ranks} ranks"] = f"it fails here: {reason}"
         yield teams
 
 

@@ -86,11 +86,8 @@ class CommResult:
     def speed(self, row: CommRow, reference: str) -> float | None:
         """Return the speed compared with the reference, or None if that was not measured."""
         for other in self.rows:
-            if (other.num_ranks, other.nbytes, other.row.name) == (
-                row.num_ranks,
-                row.nbytes,
-                reference,
-            ):
+            same_sum = (other.num_ranks, other.nbytes) == (row.num_ranks, row.nbytes)
+            if same_sum and other.row.name == reference:
                 return other.row.median / row.row.median
         return None
 
@@ -109,13 +106,9 @@ class CommResult:
         lines = []
         for row in self.rows:
             if self.met(row) is False:
-                wanted = " and ".join(
-                    f"{least:g}x {reference}" for reference, least in row.targets.items()
-                )
-                lines.append(
-                    f"not met: {row.num_ranks} ranks, {show_size(row.nbytes)}, {row.row.name}:"
-                    f" {wanted}"
-                )
+                targets = [f"{least:g}x {reference}" for reference, least in row.targets.items()]
+                place = f"{row.num_ranks} ranks, {show_size(row.nbytes)}, {row.row.name}"
+                lines.append(f"not met: {place}: {' and '.join(targets)}")
         return lines
 
     def table(self) -> Table:
@@ -207,15 +200,8 @@ class CommResult:
                 low, high = ([end(row.row.seconds) for row in rows] for end in (min, max))
                 axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
             else:
-                axes.plot(
-                    sizes,
-                    medians,
-                    color="0.5",
-                    linewidth=0.8,
-                    linestyle=next(dashes),
-                    label=name,
-                    zorder=1,
-                )
+                style = {"color": "0.5", "linewidth": 0.8, "linestyle": next(dashes), "zorder": 1}
+                axes.plot(sizes, medians, label=name, **style)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("bytes")

@@ -44,13 +44,8 @@ def _allstep(settings: Settings, name: str) -> Iterator[int]:
     from allstep.data.opening import open_source
 
     source = open_source(str(settings.path / FOLDERS[name]))
-    loader = Loader(
-        source,
-        Transform(*operations(settings)),
-        batch=settings.batch,
-        seed=0,
-        workers=settings.num_threads,
-    )
+    transform = Transform(*operations(settings))
+    loader = Loader(source, transform, batch=settings.batch, seed=0, workers=settings.num_threads)
     # Continues through the ends of epochs, as tf.data's repeat().
     for batch in loader.batches(0, _WITHOUT_END):
         yield batch.weight

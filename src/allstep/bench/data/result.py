@@ -195,10 +195,8 @@ class DataResult:
         axes.barh(names, speeds, xerr=list(zip(*around, strict=True)), capsize=3, color=colours)
         axes.invert_yaxis()
         axes.set_xlabel("images a second: median, slowest and quickest turn")
-        axes.set_title(
-            f"{self.size}x{self.size} out, batch {self.batch}, {self.num_threads} threads or"
-            " processes"
-        )
+        workers = f"{self.num_threads} threads or processes"
+        axes.set_title(f"{self.size}x{self.size} out, batch {self.batch}, {workers}")
         save_plot(figure, file)
 
 

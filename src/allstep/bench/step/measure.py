@@ -96,9 +96,8 @@ def measure_step(
         rank = run_module("allstep.bench.step.rank", model, str(batch))
         command = run_module("allstep", "run", "-np", str(num_ranks), *rank)
         progress("starting")
-        rounds = StepRounds(
-            start_team("allstep run", command, num_ranks, folder, ending), num_ranks
-        )
+        team = start_team("allstep run", command, num_ranks, folder, ending)
+        rounds = StepRounds(team, num_ranks)
         rounds.prepare()
         progress("warming up")
         rounds.warm_up()
@@ -111,10 +110,8 @@ def measure_step(
 
 
 def _check_memory(model: str, num_ranks: int) -> None:
-    needed, free = (
-        _COPIES * num_ranks * 4 * task_of(model).num_parameters,
-        machine.memory().available,
-    )
+    needed = _COPIES * num_ranks * 4 * task_of(model).num_parameters
+    free = machine.memory().available
     if needed > free:
         raise ConfigError(
             f"--model {model} --np {num_ranks} needs about {quantities.nbytes(needed)} of memory,"

@@ -115,10 +115,8 @@ class StepResult:
 
     def table(self) -> Group:
         """Return the tables for the console."""
-        title = (
-            f"{self.model}, {self.num_ranks} ranks with {self.batch} images each, turns of"
-            f" {self.steps} steps"
-        )
+        ranks = f"{self.num_ranks} ranks with {self.batch} images each"
+        title = f"{self.model}, {ranks}, turns of {self.steps} steps"
         return Group(title, self._speeds(), self._parts())
 
     def _speeds(self) -> Table:
@@ -131,22 +129,17 @@ class StepResult:
             ]
             wanted = "-" if target is None else f"{100 * target:g}%"
             images = f"{self.images_per_second(row):.1f}"
-            table.add_row(
-                row.name, images, *shares, wanted, verdict, f"{row.nbytes / (1 << 20):.0f}"
-            )
+            memory = f"{row.nbytes / (1 << 20):.0f}"
+            table.add_row(row.name, images, *shares, wanted, verdict, memory)
         return table
 
     def _parts(self) -> Table:
         table = table_of("ms of a step", "all", "lost", *PARTS)
         for row in self.rows:
-            figures = [
-                self.step_seconds(row),
-                self.lost(row),
-                *(row.parts.get(part) for part in PARTS),
-            ]
-            table.add_row(
-                row.name, *("-" if figure is None else f"{1e3 * figure:.2f}" for figure in figures)
-            )
+            parts = [row.parts.get(part) for part in PARTS]
+            figures = [self.step_seconds(row), self.lost(row), *parts]
+            cells = ["-" if figure is None else f"{1e3 * figure:.2f}" for figure in figures]
+            table.add_row(row.name, *cells)
         return table
 
     def absences(self) -> list[str]:
@@ -194,17 +187,9 @@ class StepResult:
         ]
         names, speeds = [row.name for row in self.rows], [100 * row.speed for row in self.rows]
         axes.barh(names, speeds, xerr=list(zip(*around, strict=True)), capsize=3)
-        wanted = {
-            names.index(name): 100 * target
-            for name, target in self.targets.items()
-            if name in names
-        }
-        axes.vlines(
-            list(wanted.values()),
-            [at - 0.4 for at in wanted],
-            [at + 0.4 for at in wanted],
-            colors="C3",
-        )
+        targets = [item for item in self.targets.items() if item[0] in names]
+        places, wanted = [names.index(name) for name, _ in targets], [100 * t for _, t in targets]
+        axes.vlines(wanted, [at - 0.4 for at in places], [at + 0.4 for at in places], colors="C3")
         axes.invert_yaxis()
         axes.set_xlabel(
             "percent of the independent copies' speed: median, slowest and quickest turn; target"
