@@ -1,4 +1,4 @@
-"""The claim about speed on one host: allreduce beside Gloo and Open MPI.
+"""Measure allreduce on one host, compared with Gloo and Open MPI.
 
 The same as `allstep bench comm`.
 """

@@ -1,17 +1,18 @@
-"""The claim about unmodified DDP: AlexNet on two workers of one host, backend "allstep" beside
-backend "gloo".
+"""Measure unmodified DDP with AlexNet on two workers of one host: backend "allstep" and "gloo".
 
-    python benchmarks/ddp_alexnet.py [--workers 2] [--batch 32] [--turns 9] [--steps 3] [--json FILE]
+    python benchmarks/ddp_alexnet.py [--workers 2] [--batch 32] [--turns 9] [--steps 3]
+                                     [--json FILE]
 
-Both backends train in the same processes: two groups of the same ranks, and on each a DDP around a
-copy of the same model, with SGD and momentum. They take turns of a few steps, so that a busy moment
-of the machine hits both alike; a first turn warms up and does not count. A turn lasts as long as
-its slowest worker needs, and its speed is the images of all workers by that time. One torch thread
-per worker, batch 32 a worker, images of 224 x 224 that are made up before the clock starts.
+Both backends train in the same processes: there are two groups of the same ranks, and on each a DDP
+around a copy of the same model, with SGD and momentum. They alternate in turns of a few steps, so
+that a busy moment of the machine affects both; a first turn is a warm-up and does not count. The
+time of a turn is that of its slowest worker, and its speed is the images of all workers divided by
+that time. There is one torch thread per worker, a batch of 32 per worker, and images of 224 x 224
+that are made before timing starts.
 
-At each step both see the same images and draw the same dropout, so their losses must be the same;
-they are printed side by side. Losses that differ by more than float32 rounding end the run with
-status 1. A missed target does not: this is a measurement.
+At each step both see the same images and the same dropout, so their losses must be equal; they are
+printed side by side. Losses that differ by more than float32 rounding end the run with status 1. A
+missed target does not: this is a measurement.
 """
 
 import argparse
@@ -34,14 +35,16 @@ from allstep.bench.result import Row, document
 from allstep.bench.script import parsed, positive, run_as_workers
 from allstep.models import AlexNet
 
-TARGET = 1.08  # times as many images per second as on Gloo
+# Minimum images per second, as a multiple of Gloo's.
+TARGET = 1.08
 BACKENDS = ("allstep", "gloo")
-SAME_LOSS = 1e-5  # relative; two ranks add the same two numbers on either backend
+# Relative; two ranks add the same two numbers on either backend.
+SAME_LOSS = 1e-5
 
 
 @dataclass
 class Trainee:
-    """A copy of the model on one backend, and what was seen of it."""
+    """A copy of the model on one backend, with its seconds per turn and losses per step."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -49,7 +52,9 @@ class Trainee:
     losses: list[float] = field(default_factory=list)
 
     def step(self, images: Tensor, labels: Tensor, seed: int) -> Tensor:
-        torch.manual_seed(seed)  # of the dropout
+        """Run one training step and return the loss."""
+        # The seed of the dropout.
+        torch.manual_seed(seed)
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(images), labels)
         loss.backward()
@@ -57,7 +62,7 @@ class Trainee:
         return loss.detach()
 
     def turn(self, batches: list[tuple[Tensor, Tensor]], seed: int) -> None:
-        """Some steps, timed from the moment when all ranks are ready."""
+        """Run one step per batch, and record the time from when all ranks are ready."""
         dist.barrier()
         started = time.perf_counter()
         losses = [self.step(*batch, seed + number) for number, batch in enumerate(batches)]
@@ -70,6 +75,7 @@ class Trainee:
 
 
 def trainees() -> dict[str, Trainee]:
+    """Return a copy of the model for each backend."""
     torch.manual_seed(0)
     model = AlexNet()
     found = {}
@@ -84,7 +90,7 @@ def trainees() -> dict[str, Trainee]:
 
 
 def batches_of(turn: int, rank: int, options: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
-    """Made-up images and labels, the same whenever this rank asks for this turn."""
+    """Return synthetic images and labels, always the same for a rank and turn."""
     chance = torch.Generator().manual_seed(1000 * turn + rank)
     shape = (options.batch, 3, 224, 224)
     return [
@@ -94,6 +100,7 @@ def batches_of(turn: int, rank: int, options: argparse.Namespace) -> list[tuple[
 
 
 def measure(options: argparse.Namespace, rank: int) -> dict[str, Trainee]:
+    """Give both backends alternate turns."""
     both = trainees()
     for turn in range(options.turns + 1):
         batches = batches_of(turn, rank, options)
@@ -103,7 +110,7 @@ def measure(options: argparse.Namespace, rank: int) -> dict[str, Trainee]:
 
 
 def show(both: dict[str, Trainee], options: argparse.Namespace) -> int:
-    """The losses, the table, and the exit status."""
+    """Print the losses and the table, and return the exit status."""
     images = options.workers * options.batch * options.steps
     rows = {name: Row(name, tuple(trainee.seconds[1:])) for name, trainee in both.items()}
     ratio = rows["gloo"].median / rows["allstep"].median
@@ -136,7 +143,7 @@ def show(both: dict[str, Trainee], options: argparse.Namespace) -> int:
 
 
 def _show_losses(both: dict[str, Trainee]) -> float:
-    """Step by step; returns the largest relative difference."""
+    """Print the losses of each step, and return the largest relative difference."""
     print("step  " + "  ".join(f"{name:>10}" for name in both))
     furthest = torch.tensor(0.0)
     for step, losses in enumerate(
@@ -144,9 +151,9 @@ def _show_losses(both: dict[str, Trainee]) -> float:
     ):
         print(f"{step:4}  " + "  ".join(f"{loss:10.6f}" for loss in losses))
         values = torch.tensor(losses)
-        furthest = torch.maximum(
-            furthest, (values - values[-1]).abs().max() / values[-1].abs()
-        )  # NaN stays NaN
+        difference = (values - values[-1]).abs().max() / values[-1].abs()
+        # Unlike max(), this keeps NaN.
+        furthest = torch.maximum(furthest, difference)
     print(f"largest difference {furthest.item():.1e} of the loss")
     return furthest.item()
 
@@ -173,16 +180,18 @@ def _as_json(
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Unmodified DDP on AlexNet: backend allstep beside backend gloo."
-    )
-    parser.add_argument("--workers", type=positive, default=2, help="on this host; 2")
-    parser.add_argument(
-        "--batch", type=positive, default=32, help="images of a worker at a step; 32"
+        description="Unmodified DDP on AlexNet: backend allstep compared with backend gloo."
     )
     parser.add_argument(
-        "--turns", type=positive, default=9, help="that count, after one that does not; 9"
+        "--workers", type=positive, default=2, help="workers on this host (default: 2)"
     )
-    parser.add_argument("--steps", type=positive, default=3, help="of a turn; 3")
+    parser.add_argument(
+        "--batch", type=positive, default=32, help="images per worker and step (default: 32)"
+    )
+    parser.add_argument(
+        "--turns", type=positive, default=9, help="turns after the warm-up (default: 9)"
+    )
+    parser.add_argument("--steps", type=positive, default=3, help="steps of a turn (default: 3)")
     return parsed(parser)
 
 
@@ -191,7 +200,8 @@ def main() -> int:
     run_as_workers(options.workers)
     world = allstep.init()
     torch.set_num_threads(1)
-    options.workers = world.size  # whoever started us has the last word
+    # Another launcher may have started a different number of workers.
+    options.workers = world.size
     both = measure(options, world.rank)
     status = show(both, options) if world.rank == 0 else 0
     allstep.shutdown()

@@ -1,11 +1,10 @@
-"""How long does one synchronous `hvd.allreduce` of a small tensor take, beside Gloo's plain
-all_reduce?
+"""Measure a synchronous `hvd.allreduce` of a small tensor, compared with Gloo's all_reduce.
 
     python benchmarks/hvd_latency.py [--size 4096] [--turns 15] [--calls 200]
 
-Two ranks on this host, in the same processes, turn by turn: `hvd.allreduce` (named, negotiated),
-`dist.all_reduce` on backend "allstep" and on backend "gloo". A turn counts with its median call on
-its slowest rank. Target: a third of Gloo's median.
+Two ranks on this host run, alternately and in the same processes, `hvd.allreduce` (named,
+negotiated), `dist.all_reduce` on backend "allstep" and on backend "gloo". The result of a turn is
+the median call of its slowest rank. Target: a third of Gloo's median.
 """
 
 import argparse
@@ -21,9 +20,11 @@ NAMES = ("hvd.allreduce", "dist.all_reduce, allstep", "dist.all_reduce, gloo")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=4096, help="bytes")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument(
+        "--size", type=int, default=4096, help="bytes of the tensor (default: 4096)"
+    )
+    parser.add_argument("--turns", type=int, default=15, help="turns (default: 15)")
+    parser.add_argument("--calls", type=int, default=200, help="calls of a turn (default: 200)")
     given = parser.parse_args()
     if "ALLSTEP_RANK" in os.environ:
         measure(given.size, given.turns, given.calls)

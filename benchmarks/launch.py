@@ -1,4 +1,4 @@
-"""The README's claim about starting: two ranks under allstep run, torchrun and mpirun.
+"""Measure the start of two ranks under allstep run, torchrun and mpirun, as in the README.
 
 The same as `allstep bench launch -r 10`.
 """

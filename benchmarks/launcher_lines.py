@@ -1,11 +1,11 @@
-"""The claim about the launcher's output: checks of what it writes do not make it slower.
+"""Compare the speed of the launcher's output in several versions.
 
     git worktree add /tmp/before 4f65a92~1
     python benchmarks/launcher_lines.py /tmp/before/src src
 
 Two ranks print 30 MB of lines of 100 bytes each through `allstep run`, into a pipe that this
-process reads. The versions take turns. Shown: the seconds of each turn, from the first line to the
-last, their medians, and the ratio of each version to the first.
+process reads. The versions take turns. The output is the seconds of each turn, from the first line
+to the last, their medians, and the ratio of each version to the first.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 _RANKS = 2
 _LINE = "x" * 95 + "\n"
-# Unbuffered text output would make one write per line: the launcher is to be the slower side.
+# Text output would make one write per line, but the launcher has to be the slower side.
 _WRITER = """
 import os, sys
 data, count = sys.argv[1].encode().decode("unicode_escape").encode() * 640, int(sys.argv[2])
@@ -30,7 +30,7 @@ for _ in range(count):
 
 
 def seconds_of(source: Path, megabytes: int) -> float:
-    """Seconds from the first line to the last of a run of the allstep in `source`."""
+    """Return the seconds from the first line to the last of a run of the allstep in `source`."""
     count = megabytes * 1_000_000 // (len(_LINE) * 640)
     writer = [sys.executable, "-c", _WRITER, _LINE.encode("unicode_escape").decode(), str(count)]
     command = [sys.executable, "-m", "allstep", "run", "-np", str(_RANKS), *writer]
@@ -42,7 +42,7 @@ def seconds_of(source: Path, megabytes: int) -> float:
         began = began or time.monotonic()
         nbytes += len(chunk)
     seconds = time.monotonic() - began
-    # `[0] ` stands before each line.
+    # The launcher writes `[0] ` before each line.
     expected = _RANKS * count * 640 * (len(_LINE) + 4)
     if process.wait() or nbytes != expected:
         sys.exit(f"{source}: exit status {process.returncode}, {nbytes} bytes of {expected}")

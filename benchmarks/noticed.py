@@ -3,10 +3,10 @@
     python benchmarks/noticed.py [--megabytes 50 500 2000] [--rounds 9] [--way memory|engine|gloo]
 
 Two ranks on this host. Rank 1 fills its memory, then sleeps; rank 0 waits for it in an all_reduce.
-Rank 1 is killed with SIGKILL. Milliseconds from the kill to the `PeerLost` of rank 0: with the
-flags of the killed rank's tasks (see `allstep.process.liveness`), and with its pidfd and sockets
-alone, in turn. The third column is when the kernel had freed the memory, as the parent's pidfd
-shows it. Target: below 100 ms, the median of 9 rounds, with 2000 MB.
+Rank 1 is killed with SIGKILL. The result is the time in ms from the kill to the `PeerLost` of rank
+0, alternately with the flags of the killed rank's tasks (see `allstep.process.liveness`) and with
+its pidfd and sockets alone. The third column is the time until the kernel has freed the memory,
+according to the parent's pidfd. Target: below 100 ms, the median of 9 rounds, with 2000 MB.
 
 --way: memory is `dist.all_reduce` through shared memory, engine is `hvd.allreduce`, gloo is
 `dist.all_reduce` over sockets.
@@ -33,7 +33,8 @@ from allstep.errors import PeerLost
 from allstep.process import liveness
 from allstep.world import places
 
-SETTLE = 0.3  # seconds that rank 0 has been waiting when rank 1 is killed
+# Seconds that rank 0 waits before rank 1 is killed.
+SETTLE = 0.3
 MODES = ("flags", "pidfd")
 
 
@@ -64,7 +65,7 @@ def spread(seconds: list[float]) -> str:
 
 
 def one_round(megabytes: int, way: str, mode: str) -> tuple[float, float]:
-    """Seconds from the kill to the error of rank 0, and until the killed process was gone."""
+    """Return the seconds from the kill to the error of rank 0, and to the end of the process."""
     started = [start(rank, megabytes, way, mode) for rank in range(2)]
     with wire.Server(token := wire.new_token()) as store:
         common = {"ALLSTEP_STORE": f"127.0.0.1:{store.port}", "ALLSTEP_TOKEN": token}
@@ -88,7 +89,7 @@ def one_round(megabytes: int, way: str, mode: str) -> tuple[float, float]:
 
 
 def start(rank: int, *how: Any) -> tuple[int, Connection]:
-    """Fork a rank: torch is imported once for all rounds."""
+    """Fork a rank, so that torch is imported once for all rounds."""
     ours, theirs = Pipe()
     pid = os.fork()
     if pid == 0:
@@ -120,7 +121,7 @@ def be_a_rank(rank: int, link: Connection, megabytes: int, way: str, mode: str) 
 
 
 def waiting(way: str) -> Callable[[], Any]:
-    """What rank 0 waits in."""
+    """Return the call in which rank 0 waits."""
     if way == "engine":
         hvd.init()
         return lambda: hvd.allreduce(torch.ones(1000), name="sum")

@@ -1,21 +1,21 @@
-"""The claims about the update: LARS and LAMB beside torch's SGD and AdamW on one worker, and
-`share_weights` on two.
+"""Measure the update: LARS and LAMB compared with SGD and AdamW, and `share_weights`.
 
     python benchmarks/optimizers.py [--turns 15] [--steps 3] [--json FILE]
 
-The parameters are ResNet-50's, the gradients made up; nothing goes forward or backward. One torch
-thread per worker. All contenders take turns of a few steps, so that a busy moment of the machine
-hits all alike; a first turn makes their state and does not count. A ratio is taken within a turn,
-and its median and range over the turns are shown.
+The parameters are ResNet-50's, the gradients synthetic; there is no forward or backward pass. There
+is one torch thread per worker. All contenders take turns of a few steps, so that a busy moment of
+the machine affects all of them; a first turn creates their state and does not count. A ratio is
+taken within a turn, and its median and range over the turns are shown.
 
-| | one worker | two workers |
-|---|---|---|
-| what is timed | `step()` | `apply()`, and `reduce_gradients()` with `apply()`: the slowest worker of each turn |
-| compared with | torch's SGD and AdamW with `foreach=True` (the fused ones are shown beside) | the same optimizer without `share_weights` |
-| target | LARS and LAMB take at most 1.5 times as long | LARS and LAMB: `apply()` at least 1.7 times as fast |
+One worker: `step()` of LARS and LAMB is compared with torch's SGD and AdamW with `foreach=True`
+(the fused ones are shown too). Target: at most 1.5 times as long.
 
-While the first worker is timed alone, the second sleeps. A missed target is shown and no error:
-this is a measurement.
+Two workers: `apply()`, and `reduce_gradients()` with `apply()`, on the slowest worker of each turn,
+are compared with the same optimizer without `share_weights`. Target for LARS and LAMB: `apply()` is
+at least 1.7 times as fast.
+
+While the first worker is timed alone, the second sleeps. A missed target is shown and is not an
+error: this is a measurement.
 """
 
 import argparse
@@ -41,20 +41,22 @@ from allstep.bench.script import parsed, positive, run_as_workers
 from allstep.models import resnet50
 from allstep.optim import LAMB, LARS, groups
 
-AT_MOST, AT_LEAST = 1.5, 1.7  # times torch's foreach; times as fast as without share_weights
+# Maximum time compared with torch's foreach; minimum speed compared with no share_weights.
+AT_MOST, AT_LEAST = 1.5, 1.7
 UPDATE, WHOLE = "apply()", "reduce_gradients() and apply()"
-RATE = 1e-4  # low: the weights should stay what weights are
+# Low, so that the weights keep realistic values.
+LEARNING_RATE = 1e-4
 
 Make = Callable[[Any], Optimizer]
-_sgd = partial(SGD, lr=RATE, momentum=0.9, weight_decay=5e-4)
-_adamw = partial(AdamW, lr=RATE, weight_decay=0.01)
+_sgd = partial(SGD, lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4)
+_adamw = partial(AdamW, lr=LEARNING_RATE, weight_decay=0.01)
 CONTENDERS: Mapping[str, Make] = {
     "SGD, foreach": partial(_sgd, foreach=True),
     "SGD, fused": partial(_sgd, fused=True),
-    "LARS": partial(LARS, lr=RATE, weight_decay=5e-4),
+    "LARS": partial(LARS, lr=LEARNING_RATE, weight_decay=5e-4),
     "AdamW, foreach": partial(_adamw, foreach=True),
     "AdamW, fused": partial(_adamw, fused=True),
-    "LAMB": partial(LAMB, lr=RATE, weight_decay=0.01),
+    "LAMB": partial(LAMB, lr=LEARNING_RATE, weight_decay=0.01),
 }
 REFERENCES = {
     name: "SGD, foreach" if name in ("SGD, fused", "LARS") else "AdamW, foreach"
@@ -67,18 +69,17 @@ OURS = ("LARS", "LAMB")
 
 @dataclass(frozen=True)
 class Found:
-    """A contender's seconds of one step, turn by turn, and those of what it is compared with in the
-    same turns."""
+    """A contender's seconds of one step in each turn, and those of its reference."""
 
     workers: int
     what: str
     row: Row
     reference: Row
-    """Of the same turns."""
+    """The reference's seconds in the same turns."""
 
     @property
     def ratios(self) -> list[float]:
-        """On one worker: times as long as the reference. On two: times as fast."""
+        """Return the time on one worker, or the speed on two, as a multiple of the reference's."""
         pairs = zip(self.row.seconds, self.reference.seconds, strict=True)
         return [own / other if self.workers == 1 else other / own for own, other in pairs]
 
@@ -90,7 +91,7 @@ class Found:
 
     @property
     def met(self) -> bool | None:
-        """None where there is no target."""
+        """Return whether the target is met, or None if there is none."""
         if self.target is None:
             return None
         ratio = statistics.median(self.ratios)
@@ -111,13 +112,14 @@ class Found:
 
 
 def with_gradients(model: nn.Module, chance: torch.Generator) -> list[Tensor]:
-    """The model's parameters get gradients, of the order of real ones; these."""
+    """Set synthetic gradients of realistic size on the model's parameters and return them."""
     gradients = [torch.randn(each.shape, generator=chance) * 0.01 for each in model.parameters()]
     put(gradients, model)
     return gradients
 
 
 def put(gradients: list[Tensor], model: nn.Module) -> None:
+    """Set the gradients of the model's parameters."""
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient
 
@@ -126,7 +128,7 @@ def put(gradients: list[Tensor], model: nn.Module) -> None:
 
 
 def alone(options: argparse.Namespace) -> list[Found]:
-    """All contenders work on the same weights and gradients, each with a state of its own."""
+    """Time all contenders on the same weights and gradients, each with its own state."""
     model = resnet50()
     with_gradients(model, torch.Generator().manual_seed(0))
     optimizers = {name: make(groups(model)) for name, make in CONTENDERS.items()}
@@ -146,15 +148,14 @@ def alone(options: argparse.Namespace) -> list[Found]:
 
 @dataclass
 class Worker:
-    """A copy of the model on this rank, whose optimizer shares its weights with the other rank's, or
-    does not."""
+    """A copy of the model on this rank, whose optimizer may share its weights with other ranks."""
 
     model: nn.Module
     gradients: list[Tensor]
     optimizer: Any
 
     def turn(self, steps: int) -> tuple[float, float]:
-        """Seconds of a step in reduce_gradients() and in apply(), on the slowest rank of either."""
+        """Return the seconds per step in reduce_gradients() and in apply(), on the slowest rank."""
         spent = torch.zeros(2, dtype=torch.float64)
         for _ in range(steps):
             put(self.gradients, self.model)
@@ -166,7 +167,7 @@ class Worker:
 
 
 def timed_together(act: Callable[[], object]) -> float:
-    """From the moment when all ranks are ready."""
+    """Return the seconds of `act` from when all ranks are ready."""
     dist.barrier()
     began = time.perf_counter()
     act()
@@ -184,8 +185,10 @@ def make_worker(make: Make, rank: int, share: bool) -> Worker:
 
 
 def together(options: argparse.Namespace, rank: int) -> Iterator[Found]:
-    """One optimizer after the other, private and shared turn by turn: all at once would need some
-    gigabytes."""
+    """Time one optimizer after the other, private and shared alternately.
+
+    All of them at once would need some gigabytes of memory.
+    """
     for name in SHARING:
         private, shared = (make_worker(CONTENDERS[name], rank, share) for share in (False, True))
         times = [
@@ -200,7 +203,7 @@ def together(options: argparse.Namespace, rank: int) -> Iterator[Found]:
             yield Found(2, what, rows[1], rows[0])
 
 
-# What is shown
+# Output
 
 
 def table(found: list[Found]) -> Table:
@@ -247,9 +250,9 @@ def show(found: list[Found], options: argparse.Namespace) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--turns", type=positive, default=15, help="that count, after one that does not; 15"
+        "--turns", type=positive, default=15, help="turns after the warm-up (default: 15)"
     )
-    parser.add_argument("--steps", type=positive, default=3, help="of a turn; 3")
+    parser.add_argument("--steps", type=positive, default=3, help="steps of a turn (default: 3)")
     return parsed(parser)
 
 
@@ -260,7 +263,8 @@ def main() -> int:
     hvd.init()
     torch.set_num_threads(1)
     found = alone(options) if world.rank == 0 else []
-    dist.barrier()  # the second worker sleeps until the first has been timed
+    # The second worker sleeps here until the first has been timed.
+    dist.barrier()
     found += together(options, world.rank)
     if world.rank == 0:
         show(found, options)

@@ -1,12 +1,11 @@
-"""Fashion-MNIST in plain PyTorch: what `benchmarks/train.py` holds `allstep train` against. No line
-of allstep trains here.
+"""Train Fashion-MNIST in plain PyTorch; `benchmarks/train.py` compares it with `allstep train`.
 
-    torchrun --nproc-per-node 2 benchmarks/plain_fashion_mnist.py CONFIG.json
+    torchrun --nproc-per-node 2 benchmarks/plain_fashion_mnist.py CONFIG
 
-DistributedDataParallel on Gloo, DataLoader with DistributedSampler, as in PyTorch's tutorials, for
-the model, batch, rate and split that the config names; channels-last where asked, one thread per
-worker. Evaluates on the held-out samples four times an epoch, beside the clock, and writes a JSON
-line each time.
+No code of allstep trains here. The script uses DistributedDataParallel on Gloo and a DataLoader
+with DistributedSampler, as in PyTorch's tutorials, with the model, batch, learning rate and split
+of the config, channels-last if requested, and one thread per worker. It evaluates on the held-out
+samples four times per epoch, outside the measured time, and prints a line of JSON each time.
 """
 
 import json
@@ -41,10 +40,10 @@ def main() -> None:
         sampler=sampler,
         num_workers=settings["num_workers"],
     )
-    net = SmallCnn(10, (1, 28, 28), widths=settings["widths"], hidden=settings["hidden"])
+    plain = SmallCnn(10, (1, 28, 28), widths=settings["widths"], hidden=settings["hidden"])
     if settings["channels_last"]:
-        net = net.to(memory_format=torch.channels_last)
-    model = DistributedDataParallel(net)
+        plain = plain.to(memory_format=torch.channels_last)
+    model = DistributedDataParallel(plain)
     optimizer = torch.optim.SGD(
         model.parameters(),
         settings["lr"],
@@ -68,7 +67,7 @@ def main() -> None:
             samples += size * len(labels)
             if step in quarters:
                 spent += time.perf_counter() - started
-                accuracy = _accuracy(net, validation, rank, size)
+                accuracy = _accuracy(plain, validation, rank, size)
                 if rank == 0:
                     line = {
                         "epoch": epoch + 1,
@@ -85,19 +84,19 @@ def main() -> None:
 
 
 def _dataset(
-    arrays: "np.lib.npyio.NpzFile", part: str, settings: dict[str, float]
+    arrays: "np.lib.npyio.NpzFile", split: str, settings: dict[str, float]
 ) -> TensorDataset:
     images = (
-        torch.from_numpy(arrays[f"{part}_images"])
+        torch.from_numpy(arrays[f"{split}_images"])
         .float()
         .sub_(settings["mean"])
-        .div_(settings["deviation"])
+        .div_(settings["std"])
     )
-    return TensorDataset(images.unsqueeze(1), torch.from_numpy(arrays[f"{part}_labels"]))
+    return TensorDataset(images.unsqueeze(1), torch.from_numpy(arrays[f"{split}_labels"]))
 
 
 def _factor(step: int, steps_per_epoch: int, settings: dict[str, float]) -> float:
-    """Half an epoch up in a straight line, then down along half a cosine."""
+    """Return the factor of the learning rate: a linear warm-up, then half a cosine."""
     warmup, total = (
         settings["warmup"] * steps_per_epoch,
         settings["schedule_epochs"] * steps_per_epoch,
@@ -108,16 +107,16 @@ def _factor(step: int, steps_per_epoch: int, settings: dict[str, float]) -> floa
 
 
 @torch.no_grad()
-def _accuracy(net: nn.Module, validation: TensorDataset, rank: int, size: int) -> float:
-    net.eval()
+def _accuracy(model: nn.Module, validation: TensorDataset, rank: int, size: int) -> float:
+    model.eval()
     images, labels = validation.tensors[0][rank::size], validation.tensors[1][rank::size]
     correct = sum(
-        (net(some).argmax(1) == which).sum()
+        (model(some).argmax(1) == which).sum()
         for some, which in zip(images.split(500), labels.split(500), strict=True)
     )
     total = torch.tensor([float(correct)])
     dist.all_reduce(total)
-    net.train()
+    model.train()
     return total.item() / len(validation)
 
 

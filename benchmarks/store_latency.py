@@ -1,11 +1,11 @@
-"""The claim about the store: what protects it costs a rank's request at most 5%.
+"""Compare the latency of the store in several versions: protection may cost a request at most 5%.
 
     git worktree add /tmp/before 4f65a92~1
     python benchmarks/store_latency.py /tmp/before/src src
 
-A store runs in one process, and a client in another asks it 3,000 times a turn. The versions take
-turns, in an order that changes. Shown: the median time of a request of each version, and the ratio
-to the first version of the same round: its median and range.
+A store runs in one process, and a client in another sends it 3,000 requests per turn. The
+versions take turns in alternating order. The output is the median time of a request of each
+version, and the ratio to the first version of the same round: its median and range.
 """
 
 import argparse
@@ -38,7 +38,7 @@ print(statistics.median(times[300:]))
 
 
 def turn(source: str) -> float:
-    """Median seconds of a request, with the package of `source` on both sides."""
+    """Return the median seconds of a request, with the package of `source` on both sides."""
     env = {**os.environ, "PYTHONPATH": str(Path(source).resolve())}
     pipe = subprocess.PIPE
     with subprocess.Popen(

@@ -1,11 +1,10 @@
-"""The claim about the store: connections that never show the token slow no rank down and keep none
-out.
+"""Check that connections without the token neither slow down ranks of the store nor keep them out.
 
     python benchmarks/store_strangers.py
 
 The store runs in this process with at most 50 file descriptors. Another process holds 80 silent
-connections. Shown: the time of a joined rank's request without and with them (median and maximum of
-200), their ratio, and how long a new rank needs to join.
+connections. The output is the time of a joined rank's request without and with them (median and
+maximum of 200), their ratio, and the time that a new rank needs to join.
 """
 
 import resource
@@ -17,7 +16,7 @@ import time
 from allstep.wire import Client, Server, new_token
 
 _MAX_FILES = 50
-# Its descriptors are its own: this process has none left once the strangers are there.
+# A separate process: this one has no file descriptors left after the silent connections.
 _HOLDER = """
 import socket, sys, time
 from allstep.wire import Client
@@ -35,7 +34,7 @@ except OSError as error:
 
 
 def request_times(client: Client, number: int = 200, seconds: float = 10.0) -> list[float]:
-    """Seconds of each of `number` requests; fewer when they take longer than `seconds` together."""
+    """Return the seconds of up to `number` requests, which take about `seconds` at most."""
     times: list[float] = []
     while len(times) < number and sum(times) < seconds:
         started = time.perf_counter()

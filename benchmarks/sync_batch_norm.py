@@ -1,25 +1,26 @@
-"""The claim about synchronised batch norm: a training step of ResNet-18 with it, beside the same
-step with plain batch norm.
+"""Measure a training step of ResNet-18 with synchronized and with plain batch norm.
 
-    python benchmarks/sync_batch_norm.py [--workers 2] [--batch 64] [--turns 9] [--steps 3] [--json FILE]
+    python benchmarks/sync_batch_norm.py [--workers 2] [--batch 64] [--turns 9] [--steps 3]
+                                         [--json FILE]
 
-Images of 32 x 32, made up before the clock starts; 64 a worker; one torch thread per worker; SGD
-with momentum in a DistributedOptimizer. Both models live in the same processes and take turns of a
-few steps; a first turn warms up and does not count. A turn lasts as long as its slowest worker
-needs, and a ratio is taken within a turn. Target: at most 1.15 times as long.
+Images are 32 x 32 and made before timing starts; 64 per worker; one torch thread per worker; SGD
+with momentum in a DistributedOptimizer. Both models are in the same processes and alternate in
+turns of a few steps; a first turn is a warm-up and does not count. The time of a turn is that of
+its slowest worker, and a ratio is taken within a turn. Target: at most 1.15 times as long.
 
-Where the time goes is taken in turns of their own, because looking costs some 10 us a collective:
+Separate turns measure where the time goes, because recording costs some 10 us per collective:
 
 ```
-step | arithmetic ............................................. | moving | waiting | adding |
-     | forward, backward, update: all but the collectives       | the collectives, as the timeline has them (docs/timeline.md)
+step | arithmetic ...................................... | moving | waiting | adding |
+     | forward, backward, update: all but collectives    | collectives (docs/timeline.md)
 ```
 
-Those of the norms (one forward and one backward for each of 20 layers) are told apart from those of
-the gradients, which both models have. What a worker waits in a norm it need not wait for the
-gradients, so the rows should be read together. Figures are means over the workers.
+Collectives of the norms (one forward and one backward for each of 20 layers) are listed separately
+from those of the gradients, which both models have. Time that a worker waits in a norm is time that
+it does not wait for the gradients, so the rows should be read together. Figures are means over the
+workers.
 
-A missed target is shown and no error: this is a measurement.
+A missed target is shown and is not an error: this is a measurement.
 """
 
 import argparse
@@ -48,7 +49,8 @@ from allstep.models import resnet18
 from allstep.norm import convert
 from allstep.norm.among import ranks_of
 
-TARGET = 1.15  # times as long as with plain batch norm
+# Maximum time, as a multiple of the time with plain batch norm.
+TARGET = 1.15
 PLAIN, SYNC = "BatchNorm", "SyncBatchNorm"
 COLLECTIVES = (recorder.WAITING, recorder.MOVING, recorder.ADDING)
 NORMS = "norms"
@@ -62,14 +64,14 @@ Batches = list[tuple[Tensor, Tensor]]
 
 @dataclass
 class Trainee:
-    """A copy of the model with one kind of norm, and what was seen of it."""
+    """A copy of the model with one kind of norm, and its measurements."""
 
     model: nn.Module
     optimizer: Any
     seconds: list[float] = field(default_factory=list)
-    """Of a step, by turn."""
+    """Seconds of a step, for each timed turn."""
     parts: list[dict[str, float]] = field(default_factory=list)
-    """Seconds of a step, by turn that was looked into."""
+    """Seconds of each part of a step, for each recorded turn."""
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         self.optimizer.zero_grad()
@@ -77,7 +79,7 @@ class Trainee:
         self.optimizer.step()
 
     def turn(self, batches: Batches, looking: bool) -> None:
-        """Some steps, timed from the moment when all ranks are ready."""
+        """Run one step per batch after a barrier, and record the time or (`looking`) its parts."""
         parts: dict[str, float] = defaultdict(float)
         dist.barrier()
         with looked_into(parts) if looking else nullcontext():
@@ -87,16 +89,15 @@ class Trainee:
             own = time.perf_counter() - began
         if looking:
             parts["arithmetic"] = own - sum(parts.values())
-            of_all = (
-                _reduced([parts[part] for part in PARTS], dist.ReduceOp.SUM) / dist.get_world_size()
-            )
-            self.parts.append(dict(zip(PARTS, (of_all / len(batches)).tolist(), strict=True)))
+            total = _reduced([parts[part] for part in PARTS], dist.ReduceOp.SUM)
+            mean = total / dist.get_world_size() / len(batches)
+            self.parts.append(dict(zip(PARTS, mean.tolist(), strict=True)))
         else:
             self.seconds.append(_reduced([own], dist.ReduceOp.MAX).item() / len(batches))
 
 
 def _reduced(figures: list[float], op: Any) -> Tensor:
-    """Over all ranks."""
+    """Return the figures reduced over all ranks by `op`."""
     made = torch.tensor(figures, dtype=torch.float64)
     dist.all_reduce(made, op)
     return made
@@ -104,7 +105,7 @@ def _reduced(figures: list[float], op: Any) -> Tensor:
 
 @contextmanager
 def looked_into(parts: dict[str, float]) -> Iterator[None]:
-    """Adds up the seconds that this rank's collectives take, by what they are for and what they do."""
+    """Add up the seconds of this rank's collectives, by purpose and kind."""
     before, recorder.active = recorder.active, recorder.Recorder()
     try:
         yield
@@ -118,9 +119,9 @@ def looked_into(parts: dict[str, float]) -> Iterator[None]:
 
 
 def name_the_norms() -> None:
-    """Their group, as the recorder has it: groups that torch does not know have no name there.
+    """Set the name of the norms' process group for the recorder.
 
-    All ranks together.
+    Groups that torch does not know have no name there. All ranks call this together.
     """
     group: Any = ranks_of(None)
     if group.size() > 1:
@@ -140,7 +141,7 @@ def _optimizer(model: nn.Module) -> Any:
 
 
 def batches_of(turn: int, rank: int, options: argparse.Namespace) -> Batches:
-    """Made-up images and labels, the same whenever this rank asks for this turn."""
+    """Return synthetic images and labels, always the same for a rank and turn."""
     chance = torch.Generator().manual_seed(1000 * turn + rank)
     shape = (options.batch, 3, 32, 32)
     return [
@@ -150,7 +151,7 @@ def batches_of(turn: int, rank: int, options: argparse.Namespace) -> Batches:
 
 
 def measure(options: argparse.Namespace, rank: int) -> dict[str, Trainee]:
-    """Turns that are timed, and after every third of them one that is looked into."""
+    """Run timed turns, and after every third of them a turn that records the parts."""
     both = trainees()
     name_the_norms()
     for turn in range(options.turns + 1):
@@ -167,11 +168,11 @@ def measure(options: argparse.Namespace, rank: int) -> dict[str, Trainee]:
 
 @dataclass(frozen=True)
 class Findings:
-    """What both took."""
+    """The measurements of both models."""
 
     rows: Mapping[str, Row]
     parts: Mapping[str, Mapping[str, float]]
-    """Seconds of a step, the median of each part over the turns."""
+    """Seconds of each part of a step: medians over the turns."""
 
     @property
     def ratios(self) -> list[float]:
@@ -206,8 +207,7 @@ def findings(both: Mapping[str, Trainee]) -> Findings:
 
 
 def table_of_parts(found: Findings) -> Table:
-    """Milliseconds of a step, and what the one has more than the other, as a part of the plain
-    step."""
+    """Return a table of milliseconds per step, and the differences as shares of the plain step."""
     made = table_of("where a step goes, ms", PLAIN, SYNC, "more", "of the plain step")
     whole = sum(found.parts[PLAIN].values())
     for part in PARTS:
@@ -240,14 +240,16 @@ def show(found: Findings, options: argparse.Namespace) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workers", type=positive, default=2, help="on this host; 2")
     parser.add_argument(
-        "--batch", type=positive, default=64, help="images of a worker at a step; 64"
+        "--workers", type=positive, default=2, help="workers on this host (default: 2)"
     )
     parser.add_argument(
-        "--turns", type=positive, default=9, help="that count, after one that does not; 9"
+        "--batch", type=positive, default=64, help="images per worker and step (default: 64)"
     )
-    parser.add_argument("--steps", type=positive, default=3, help="of a turn; 3")
+    parser.add_argument(
+        "--turns", type=positive, default=9, help="turns after the warm-up (default: 9)"
+    )
+    parser.add_argument("--steps", type=positive, default=3, help="steps of a turn (default: 3)")
     return parsed(parser)
 
 
@@ -257,7 +259,8 @@ def main() -> int:
     world = allstep.init()
     hvd.init()
     torch.set_num_threads(1)
-    options.workers = world.size  # whoever started us has the last word
+    # Another launcher may have started a different number of workers.
+    options.workers = world.size
     both = measure(options, world.rank)
     if world.rank == 0:
         show(findings(both), options)

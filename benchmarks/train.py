@@ -1,27 +1,26 @@
-"""The claims about `allstep train`: two workers beside one worker, beside one process with two
-threads, and beside plain PyTorch.
+"""Compare `allstep train` on two workers with one worker, two threads and plain PyTorch.
 
     python benchmarks/train.py [--rounds 3] [--epochs 6] [--goal 0.90] [--json FILE]
     python benchmarks/train.py --as-is [--rounds 3]
 
-Fashion-MNIST, the recipe's set with the small CNN of 98,442 parameters and a global batch of 128.
-In each round every contestant trains once, in turn, so that a busy hour of the machine hits all
-alike; ratios are taken within a round, and their median and range are shown. Speed is images per
-second of training alone, without start and evaluation, as each of them reports it. Time to the goal
-is the training time until an evaluation, four each epoch, is at or above it on the 5,000 held-out
-images. Each round has its own seed.
+The dataset is the recipe's Fashion-MNIST, with a small CNN of 98,442 parameters and a global batch
+of 128. In each round every contestant trains once, one after the other, so that a busy hour of the
+machine affects all of them; ratios are taken within a round, and their median and range are shown.
+Speed is images per second of training, without start and evaluation, as each contestant reports it.
+Time to the goal is the training time until an evaluation, four per epoch, reaches the goal on the
+5,000 held-out images. Each round has its own seed.
 
-| contestant | workers x threads | |
+| contestant | workers x threads | notes |
 |---|---|---|
 | allstep, 2 workers | 2 x 1 | `allstep train --workers 2` |
 | allstep, 1 worker | 1 x 1 | |
 | allstep, 1 process | 1 x 2 | the threads of one process share the work of each operation |
-| allstep, 2 strangers | 2 x 1 | two runs at a time with half the batch each, that do not know of each other: all that this machine gives |
-| plain PyTorch | 2 x 1 | DDP on Gloo, DataLoader with 0 and with 1 worker processes each (the faster counts) |
-| plain PyTorch, channels last | 2 x 1 | the same by somebody who knows which layout is the faster one |
+| allstep, 2 strangers | 2 x 1 | two independent runs with half the batch: the machine's maximum |
+| plain PyTorch | 2 x 1 | DDP on Gloo; DataLoader with 0 or 1 worker processes, the faster one |
+| plain PyTorch, channels last | 2 x 1 | the same with the faster memory layout |
 
-With --as-is it is one epoch of the recipe as it stands (batch 512, precision auto, images shifted
-and mirrored), without plain PyTorch.
+With --as-is, it is one epoch of the unchanged recipe (batch 512, precision auto, images shifted and
+mirrored), without plain PyTorch.
 """
 
 import argparse
@@ -47,7 +46,7 @@ from allstep.data import order
 from allstep.train import read_config
 from allstep.train.input.splits import open_splits
 
-WORDS = [
+OVERRIDES = [
     *(
         "model=small-cnn",
         "model.norm=none",
@@ -82,14 +81,18 @@ Measured = dict[str, float]
 
 
 def allstep_run(
-    workers: int, threads: int, options: argparse.Namespace, folder: Path, words: Sequence[str] = ()
+    workers: int,
+    threads: int,
+    options: argparse.Namespace,
+    folder: Path,
+    overrides: Sequence[str] = (),
 ) -> Measured:
-    """Trains once; images per second, and seconds to the goal."""
+    """Train once and return images per second and seconds to the goal."""
     out = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    usual = ["epochs=1"] if options.as_is else [*WORDS, f"epochs={options.epochs}"]
-    words = [
+    usual = ["epochs=1"] if options.as_is else [*OVERRIDES, f"epochs={options.epochs}"]
+    settings = [
         *usual,
-        *words,
+        *overrides,
         f"evaluation.stop_at={options.goal}",
         "evaluation.every=0.25",
         f"seed={options.seed}",
@@ -100,7 +103,7 @@ def allstep_run(
         "allstep",
         "train",
         "fashion-mnist",
-        *words,
+        *settings,
         "--workers",
         str(workers),
         "--out",
@@ -124,7 +127,7 @@ def allstep_run(
 
 
 def two_strangers(options: argparse.Namespace, folder: Path) -> Measured:
-    """Two runs at a time, with half the batch each."""
+    """Run two independent trainings at the same time, with half the batch each."""
     half = (
         ["batch=256", "optimizer.base_batch=256"]
         if options.as_is
@@ -138,7 +141,7 @@ def two_strangers(options: argparse.Namespace, folder: Path) -> Measured:
 def plain_run(
     options: argparse.Namespace, arrays: Path, facts: dict[str, float], channels_last: bool
 ) -> Measured:
-    """The same in plain PyTorch, with the better of two ways to load."""
+    """Train in plain PyTorch, with the faster of two ways to load."""
     both = [
         _plain_run(num_workers, options, arrays, facts, channels_last) for num_workers in (0, 1)
     ]
@@ -193,8 +196,8 @@ def _plain_run(
 
 
 def write_arrays(folder: Path) -> tuple[Path, dict[str, float]]:
-    """The samples of allstep's own split, as arrays for the other side."""
-    splits = open_splits(read_config("fashion-mnist", WORDS))
+    """Write the samples of allstep's split as arrays for plain PyTorch."""
+    splits = open_splits(read_config("fashion-mnist", OVERRIDES))
     images = data.load(data.find(data.named_set("fashion-mnist"))).train
     n, held_out = len(images), len(splits.validation)
     samples = {
@@ -211,7 +214,7 @@ def write_arrays(folder: Path) -> tuple[Path, dict[str, float]]:
     trained = arrays["train_images"]
     return path, {
         "mean": float(trained.mean()),
-        "deviation": float(trained.std()),
+        "std": float(trained.std()),
         "num_train": len(trained),
     }
 
@@ -234,7 +237,7 @@ def one_round(
 
 
 def spread(values: list[float]) -> str:
-    """Empty where somebody never came to the goal, or has none."""
+    """Return median and range; empty if a run did not reach the goal, or has none."""
     if any(map(math.isnan, values)):
         return ""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
@@ -264,11 +267,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--goal", type=float, default=0.90)
-    parser.add_argument("--as-is", action="store_true", help="one epoch of the recipe as it stands")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
+    parser.add_argument("--epochs", type=int, default=6, help="epochs of a run (default: 6)")
+    parser.add_argument("--goal", type=float, default=0.90, help="accuracy (default: 0.90)")
+    parser.add_argument("--as-is", action="store_true", help="one epoch of the unchanged recipe")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:

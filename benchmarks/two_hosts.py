@@ -1,33 +1,30 @@
-"""The claim about speed between hosts: allreduce over a slow link, beside the bare link and beside
-Gloo.
+"""Measure allreduce between hosts over a slow link, compared with the link itself and with Gloo.
 
-    python benchmarks/two_hosts.py [--hosts 2] [--ranks-per-host 2] [--mbit 1000] [--sizes
-    4KB,1MB,32MB,100MB] [--repetitions 9]
+    python benchmarks/two_hosts.py [--hosts 2] [--ranks-per-host 2] [--mbit 1000]
+                                   [--sizes 4KB,1MB,32MB,100MB] [--repetitions 9]
 
 The hosts are those of the tests (tests/support/hosts.py): network namespaces on a switch, each with
-its own sshd, which takes root. Each host's link is held to the given rate in both directions by a
-token bucket; its queue is long enough that nothing is dropped.
+its own sshd, which needs root. Each host's link is limited to the given rate in both directions by
+a token bucket; its queue is long enough that no packet is dropped.
 
 ```
- h1 == 1 Gbit/s == switch == 1 Gbit/s == h2        ranks of a host share memory; what the other host
- must know crosses the link
+ h1 == 1 Gbit/s == switch == 1 Gbit/s == h2        ranks of a host share memory
 ```
 
-==================
-======================================================================================================
-allstep, shared     a tensor made by `allstep.comm.shared_empty`, by `dist.all_reduce` allstep,
-private    an ordinary tensor, the same call Gloo                the same tensor and call on a flat
-group of all ranks: `new_group(backend="gloo")` allstep, ring ...   the private tensor, the step
-between the hosts by the algorithm named plain TCP           what no allreduce on h hosts can go
-below: each host sends 2 (h-1)/h of the tensor to the next one, all at once ==================
-======================================================================================================
+| contender | what is timed |
+|---|---|
+| allstep, shared | `dist.all_reduce` of a tensor made by `allstep.comm.shared_empty` |
+| allstep, private | the same call with an ordinary tensor |
+| Gloo | the same tensor and call on a flat group of all ranks: `new_group(backend="gloo")` |
+| allstep, ring ... | the private tensor, with this algorithm for the step between the hosts |
+| plain TCP | the minimum: each of h hosts sends 2 (h-1)/h of the tensor to the next one |
 
-Everybody takes a turn before anybody takes the next, in the same processes (plain TCP in its own,
-one a host), just as in `allstep bench comm`, which tells how a turn is timed and how every sum is
-checked. "x TCP" is time by the time of plain TCP, near 1 when the link is used to the full; "x
-Gloo" is speed. "sent" is what the interface of the busiest host counted per call, headers and
-acknowledgements included. Hosts here share the machine's cores: with few of them, large sums wait
-for cores, not only for the link.
+All contenders get one turn before any of them gets the next, in the same processes (plain TCP in
+its own, one per host), as in `allstep bench comm`, which documents how a turn is timed and how
+every sum is checked. "x TCP" is the time divided by that of plain TCP, near 1 if the link is fully
+used; "x Gloo" is speed. "sent" is what the interface of the busiest host counted per call,
+including headers and acknowledgements. Hosts here share the machine's cores: with few of them,
+large sums wait for cores, not only for the link.
 
 A missed target is a finding, not an error; a wrong sum is an error. At the end no host, process or
 file is left.
@@ -75,32 +72,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from support.hosts import SshHosts, why_not
 
 TCP = "plain TCP"
-PORT = 5001  # of plain TCP; a host has its ports to itself
+# Of plain TCP; each host has its own ports.
+PORT = 5001
 SECONDS_TO_CONNECT = 30.0
-MOST_TCP, LEAST_GLOO = (
-    1.15,
-    1.35,
-)  # the targets: at most so many times plain TCP's time, at least so many times Gloo's speed
+# The targets: maximum time compared with plain TCP, minimum speed compared with Gloo.
+MAX_TCP, MIN_GLOO = 1.15, 1.35
 
 
 # The hosts
 
 
 class LimitedHosts(SshHosts):
-    """Hosts whose links carry so many Mbit/s each way."""
+    """Hosts whose links carry `mbit` Mbit/s in each direction."""
 
     def __init__(self, num_hosts: int, mbit: int) -> None:
         super().__init__([f"h{k + 1}" for k in range(num_hosts)])
-        # A bucket of 4 ms keeps the rate even where the kernel looks at it only 250 times a second.
-        # 400 ms of queue: nothing is dropped.
-        bucket = [
-            "rate",
-            f"{mbit}mbit",
-            "burst",
-            str(max(512 << 10, mbit * 500)),
-            "latency",
-            "400ms",
-        ]
+        # A bucket of 4 ms keeps the rate even if the kernel handles it only 250 times a second.
+        # With 400 ms of queue no packet is dropped.
+        burst = str(max(512 << 10, mbit * 500))
+        bucket = ["rate", f"{mbit}mbit", "burst", burst, "latency", "400ms"]
         try:
             for where, device in self._ends():
                 _output(*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", *bucket)
@@ -109,21 +99,21 @@ class LimitedHosts(SshHosts):
             raise
 
     def _ends(self) -> Iterator[tuple[list[str], str]]:
-        """Both ends of every link: where, and the name of the device.
+        """Yield both ends of every link: a command prefix, and the name of the device.
 
-        A bucket holds back what leaves at its end.
+        A bucket limits packets that leave at its end.
         """
         for k in range(len(self.names)):
             yield self.prefix(k), "eth0"
             yield self._on_switch(), f"port{k}"
 
     def sent_bytes(self) -> list[int]:
-        """By each host, since it was made."""
+        """Return the bytes that each host has sent since it was made."""
         file = "/sys/class/net/eth0/statistics/tx_bytes"
         return [int(_output(*self.prefix(k), "cat", file)) for k in range(len(self.names))]
 
     def dropped(self) -> int:
-        """Packets that the links have lost; TCP sends them again, and loses time."""
+        """Return the packets that the links have dropped; TCP loses time by sending them again."""
         found = (
             _output(*where, "tc", "-s", "-j", "qdisc", "show", "dev", device)
             for where, device in self._ends()
@@ -142,9 +132,9 @@ def _output(*command: str) -> str:
 
 
 class PlainTcp:
-    """One a host: sends to the next host while it receives from the one before.
+    """One process per host, which sends to the next host while it receives from the last one.
 
-    Speaks the lines of `comm_rank`.
+    It answers the requests of `comm.rank`.
     """
 
     def __init__(self, world: World, addresses: Sequence[str]) -> None:
@@ -159,11 +149,13 @@ class PlainTcp:
         self._landing = memoryview(bytearray(MB))
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Execute a request of the bench and return the answer."""
         if "prepare" in order:
             self._data = memoryview(bytes(share_of(self.size, order["prepare"])))
             return {"absent": {}}
         for _ in range(self.size):
-            self._exchange(memoryview(b"x"))  # a word that has gone round: everybody is there
+            # A byte that has passed all hosts shows that all of them are ready.
+            self._exchange(memoryview(b"x"))
         return {"seconds": [self._time() for _ in range(order["calls"])]}
 
     def _time(self) -> float:
@@ -172,7 +164,7 @@ class PlainTcp:
         return time.perf_counter() - started
 
     def _exchange(self, leaving: memoryview) -> None:
-        """Send all of it, and receive as much."""
+        """Send all of `leaving`, and receive the same number of bytes."""
         coming = len(leaving)
         while leaving or coming:
             readable, writable, _ = select.select(
@@ -184,13 +176,13 @@ class PlainTcp:
                 came = self._from.recv_into(self._landing[:coming])
                 if not came:
                     raise ConnectionError(
-                        f"the host before {self.rank} has hung up, {coming} bytes before the end"
+                        f"the host before {self.rank} closed its link, {coming} bytes before the end"
                     )
                 coming -= came
 
 
 def _connect(address: str) -> socket.socket:
-    """To a neighbour that may not have opened its door yet."""
+    """Connect to a neighbor that may not listen yet."""
     end = time.monotonic() + SECONDS_TO_CONNECT
     while True:
         try:
@@ -202,8 +194,10 @@ def _connect(address: str) -> socket.socket:
 
 
 def share_of(num_hosts: int, nbytes: int) -> int:
-    """Bytes that a host must send when `num_hosts` of them sum a tensor: all but its own part, once
-    to be added and once as sums."""
+    """Return the bytes that a host must send when `num_hosts` of them sum a tensor.
+
+    It sends all but its own part twice: once to be added, and once as sums.
+    """
     return 2 * (num_hosts - 1) * nbytes // num_hosts
 
 
@@ -211,7 +205,7 @@ def share_of(num_hosts: int, nbytes: int) -> int:
 
 
 class CountedTurns(Turns):
-    """Also counts what the busiest host sends per call."""
+    """Turns that also count the bytes that the busiest host sends per call."""
 
     def __init__(self, hosts: LimitedHosts, *what: Any) -> None:
         self._hosts = hosts
@@ -229,16 +223,16 @@ class CountedTurns(Turns):
 
 @dataclass(frozen=True)
 class Found:
-    """One row. `sent`: bytes per call of the busiest host."""
+    """One row; `sent` is the bytes per call of the busiest host."""
 
     row: CommRow
     sent: float
 
 
 def measure(options: argparse.Namespace, missing: dict[str, str]) -> list[Found]:
-    """Make the hosts, start everybody, take turns at every size.
+    """Make the hosts, start all contenders, and measure every size.
 
-    Nothing of it is left afterwards.
+    No host, process or file is left afterwards.
     """
     num_ranks = options.hosts * options.ranks_per_host
     found: list[Found] = []
@@ -266,7 +260,8 @@ def measure(options: argparse.Namespace, missing: dict[str, str]) -> list[Found]
                 continue
             turns = CountedTurns(hosts, [ranks, wire], nbytes, place, missing)
             turns.warm_up()
-            turns.sent.clear()  # the first call also measures the link
+            # The first call also measures the link, which sends more bytes.
+            turns.sent.clear()
             for _ in range(options.repetitions):
                 turns.take()
             found += [Found(row, median(turns.sent[row.row.name])) for row in turns.rows(num_ranks)]
@@ -299,14 +294,14 @@ def _start(
 
 
 def _check_rate(wire: Team, options: argparse.Namespace) -> None:
-    """Half a second of plain TCP, all hosts at once and both ways."""
+    """Measure half a second of plain TCP, on all hosts at once and in both directions."""
     nbytes = int(options.mbit * 1e6 / 8 / 2)
-    wire.tell({"prepare": nbytes})
-    answers = wire.tell({"measure": TCP, "calls": 3})
+    wire.request({"prepare": nbytes})
+    answers = wire.request({"measure": TCP, "calls": 3})
     seconds = max(median(answer["seconds"]) for answer in answers)
     rate = share_of(options.hosts, nbytes) * 8 / seconds / 1e6
     print(
-        f"link of each host: {options.mbit} Mbit/s each way asked for, {rate:.0f} Mbit/s measured"
+        f"link of each host: {options.mbit} Mbit/s each way requested, {rate:.0f} Mbit/s measured"
         " with plain TCP"
     )
     if rate > 1.1 * options.mbit:
@@ -320,11 +315,11 @@ def _check_rate(wire: Team, options: argparse.Namespace) -> None:
         )
 
 
-# Showing
+# Output
 
 
 class Findings:
-    """The rows, and how they compare."""
+    """The rows, and their comparison."""
 
     def __init__(
         self, options: argparse.Namespace, rows: Sequence[Found], missing: dict[str, str]
@@ -336,19 +331,19 @@ class Findings:
         }
 
     def times_tcp(self, row: CommRow) -> float:
-        """Its time by plain TCP's."""
+        """Return the time of the row divided by that of plain TCP."""
         return row.row.median / self._medians[row.nbytes, TCP]
 
     def times_gloo(self, row: CommRow) -> float:
-        """Its speed by Gloo's."""
+        """Return the speed of the row divided by Gloo's."""
         return self._medians[row.nbytes, GLOO] / row.row.median
 
     def met(self, row: CommRow) -> bool | None:
-        """None where nothing is promised."""
+        """Return whether the row meets the target, or None if it has none."""
         place = (self.options.hosts, self.options.ranks_per_host, self.options.mbit, row.nbytes)
         if place != (2, 2, 1000, 32 * MB) or row.row.name not in (SHARED, PRIVATE):
             return None
-        return self.times_tcp(row) <= MOST_TCP and self.times_gloo(row) >= LEAST_GLOO
+        return self.times_tcp(row) <= MAX_TCP and self.times_gloo(row) >= MIN_GLOO
 
     def table(self) -> Table:
         table = Table(
@@ -406,23 +401,26 @@ class Findings:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="allreduce between hosts, beside the bare link and beside Gloo. Needs root."
+        description="allreduce between hosts, compared with the link and Gloo. Needs root."
     )
-    parser.add_argument("--hosts", type=_at_least(2), default=2, help="2")
-    parser.add_argument("--ranks-per-host", type=_at_least(1), default=2, help="2")
+    parser.add_argument("--hosts", type=_at_least(2), default=2, help="hosts (default: 2)")
+    parser.add_argument("--ranks-per-host", type=_at_least(1), default=2, help="(default: 2)")
     parser.add_argument(
-        "--mbit", type=_at_least(1), default=1000, help="Mbit/s of each host's link, each way; 1000"
+        "--mbit", type=_at_least(1), default=1000, help="Mbit/s per direction (default: 1000)"
     )
     parser.add_argument(
-        "--sizes", type=parse_sizes, default="4KB,1MB,32MB,100MB", help="4KB,1MB,32MB,100MB"
+        "--sizes",
+        type=parse_sizes,
+        default="4KB,1MB,32MB,100MB",
+        help="(default: 4KB,1MB,32MB,100MB)",
     )
     parser.add_argument(
         "--repetitions",
         type=_at_least(1),
         default=9,
-        help="turns that count, after one that does not; 9",
+        help="turns after the warm-up (default: 9)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     options = parser.parse_args(arguments)
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
@@ -450,8 +448,8 @@ def main(arguments: Sequence[str]) -> int:
     for line in absences(findings.missing):
         console.print(line, soft_wrap=True, markup=False)
     print(
-        f"target: 32 MB on 2 hosts with 2 ranks at 1000 Mbit/s, at most {MOST_TCP}x TCP and at"
-        f" least {LEAST_GLOO}x Gloo"
+        f"target: 32 MB on 2 hosts with 2 ranks at 1000 Mbit/s, at most {MAX_TCP}x TCP and at"
+        f" least {MIN_GLOO}x Gloo"
     )
     if options.json:
         options.json.write_text(f"{findings.to_json()}\n")
@@ -459,7 +457,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def command(arguments: Sequence[str]) -> int:
-    """The exit status. SIGTERM is taken for Ctrl-C, so that it leaves nothing behind either."""
+    """Run the command and return its exit status.
+
+    SIGTERM is handled like Ctrl-C, so that nothing is left behind.
+    """
     if arguments[:1] == ["--plain-tcp"]:
         addresses, path = arguments[1:]
         serve(path, PlainTcp(World.detect(), addresses.split(",")))

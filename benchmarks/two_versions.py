@@ -1,11 +1,11 @@
-"""The claim about a restructured package: it is not slower than the version before.
+"""Compare the speed of two versions of the package.
 
     git worktree add /tmp/before ea9ae91~1
     python benchmarks/two_versions.py /tmp/before/src src --rounds 5
 
-Each round measures both versions, in alternating order, on 2 workers. Shown: the median of each
-version, and of the ratio of the two in one round, with its smallest and largest value. The
-machine's own speed changes by the minute, so only the ratio means something.
+Each round measures both versions, in alternating order, on 2 workers. The output is the median of
+each version, and of the ratio of both in one round, with its smallest and largest value. The speed
+of the machine changes by the minute, so only the ratio is meaningful.
 
 =========  ==================================================================================
 launch     seconds of `allstep run -np 2 true`
@@ -58,7 +58,8 @@ _DATA = """
 import json, sys, time
 from allstep.data import Loader, Transform, open_source
 from allstep.data.augment import RandomResizedCrop
-loader = Loader(open_source(sys.argv[1]), Transform(RandomResizedCrop(224)), batch=64, seed=0, workers=2)
+transform = Transform(RandomResizedCrop(224))
+loader = Loader(open_source(sys.argv[1]), transform, batch=64, seed=0, workers=2)
 for _ in loader.batches(0, 128):
     pass
 began, count = time.perf_counter(), 0

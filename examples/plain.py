@@ -1,11 +1,11 @@
-"""Train a small model to tell the three arms of a spiral apart: ordinary PyTorch."""
+"""Train a small model to classify points on the three arms of a spiral: ordinary PyTorch."""
 
 import torch
 from torch import nn
 
 
 def spirals(points_per_arm):
-    """Points (x, y) on three arms, and the number of the arm of each."""
+    """Return points (x, y) on three arms, and the number of each point's arm."""
     radius = torch.rand(3, points_per_arm)
     noise = 0.1 * torch.randn(3, points_per_arm)
     angle = 4 * radius + 2 * torch.pi / 3 * torch.arange(3).unsqueeze(1) + noise

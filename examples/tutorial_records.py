@@ -1,12 +1,13 @@
-"""Write TFRecords in the layout of TensorFlow's tutorials, with class names as labels, and read
-them back.
+"""Write TFRecords as in TensorFlow's tutorials, with class names as labels, and read them back.
 
-TensorFlow is not needed. Where it is installed, `example` is the same as
+TensorFlow is not needed. `example` returns the same bytes as
 
     tf.train.Example(features=tf.train.Features(feature={
         "image_raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[jpeg])),
         "label": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"tench"])),
-        "height": tf.train.Feature(int64_list=tf.train.Int64List(value=[height])), ...})).SerializeToString()
+        "height": tf.train.Feature(int64_list=tf.train.Int64List(value=[height])),
+        ...
+    })).SerializeToString()
 """
 
 import io
@@ -26,7 +27,7 @@ NAMES = [b"tench", b"goldfish", b"hen"]
 
 
 def example(number):
-    """One record: an encoded image, its label as bytes, its size and its file name."""
+    """Return a record: an encoded image, its label as bytes, its size and its file name."""
     height, width = 32 + number % 8, 48
     pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
     jpeg = io.BytesIO()

@@ -106,7 +106,7 @@ def test_sums_between_hosts_and_an_interruption_that_leaves_nothing(
     assert "Traceback" not in said.err
     assert len(ctrl_c_at_16_mb) > 4  # hosts, daemons and ranks
     wait_until(lambda: processes_with(_mark()) == [])
-    rate = re.search(r"600 Mbit/s each way asked for, (\d+) Mbit/s measured", said.out)
+    rate = re.search(r"600 Mbit/s each way requested, (\d+) Mbit/s measured", said.out)
     assert rate and 20 < int(rate[1]) < 660  # less on a machine that is busy with something else
 
     monkeypatch.setattr(two_hosts, "measure", lambda *_: list(measured))

@@ -1,10 +1,9 @@
-"""Measurements next to the peers: each benchmark runs allstep and what it is compared with in the
-same run, turn by turn.
+"""Benchmarks: each runs allstep and the libraries it is compared with alternately, in the same run.
 
-`launch` measures how long it takes to start ranks and to end them, `comm` how long they need to sum
-a tensor, `step` how much of a rank's speed is left when ranks train together. `result` holds the
-figures of a benchmark, and its three ways out: a table for people, JSON for programs, an image;
-`comm.result`, `step.result` and `data.result` those of the others.
+`launch` measures how long it takes to start and end ranks, `comm` how long they need to sum a
+tensor, `step` how much of a rank's speed is left when ranks train together, `data` how many images
+a loader delivers. `result` holds the figures of a benchmark and its three outputs: a table, JSON,
+and a plot; `comm.result`, `step.result` and `data.result` hold those of the other benchmarks.
 """
 
 from allstep.bench.comm.measure import measure_comm

@@ -1,21 +1,20 @@
-"""How long does it take to start two ranks, add up one number, and end?
+"""How long does it take to start two ranks, sum one number, and exit?
 
-The same small script under each launcher, from the moment the command is typed to its return,
-torch's import in every rank included. It differs only in how the ranks find each other, and each
-launcher is measured in its own best way:
+The same small script runs under each launcher. Its time is from the start of the command to its
+end, including torch's import in every rank. Scripts differ only in how the ranks find each other,
+and each launcher is measured in its best way:
 
-=============================
-=================================================================================== import torch
-no launcher, no ranks: what nobody who starts with torch can go below torchrun, env://
-torch's own launcher and its own rendezvous allstep run, env://            the same file, unchanged
-allstep run, allstep.init()    ours: the store is in the launcher mpirun, mpi4py + env://
-what people write by hand: rank and size from mpi4py, MASTER_ADDR and MASTER_PORT given mpirun,
-allstep.init()         MPI only starts the ranks; they meet through a file
-=============================
-===================================================================================
+| contender | what it is |
+|---|---|
+| import torch | no launcher, no ranks: the minimum for any program that uses torch |
+| torchrun, env:// | torch's own launcher and rendezvous |
+| allstep run, env:// | the same file, unchanged |
+| allstep run, allstep.init() | allstep's own way: the store is in the launcher |
+| mpirun, mpi4py + env:// | rank and size from mpi4py; MASTER_ADDR and MASTER_PORT are given |
+| mpirun, allstep.init() | MPI only starts the ranks; they find each other through a file |
 
-Everybody takes a turn, then everybody takes the next one, so that a busy moment of the machine hits
-all alike. The first turn warms the disk cache and is not counted.
+All contenders get one turn before any of them gets the next, so that a busy moment of the machine
+affects all of them. The first turn warms the disk cache and is not counted.
 """
 
 import contextlib
@@ -80,7 +79,7 @@ class LaunchFailed(AllstepError):
 class LaunchContender:
     """A command to time.
 
-    `script` is a name of `_SCRIPTS`, or none; `missing` says why it cannot be run here.
+    `script` is a name of `_SCRIPTS`, or empty; `missing` is the reason why it cannot run here.
     """
 
     name: str
@@ -90,28 +89,29 @@ class LaunchContender:
 
 
 def contenders() -> list[LaunchContender]:
-    """Everybody in the table's order, those that are not installed included."""
+    """Return all contenders in the table's order, including those that are not installed."""
     python = sys.executable
     allstep = (python, "-m", "allstep", "run", "-np", "2", python)
     torchrun = (python, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     mpirun = (*mpirun_command(), python)
     no_mpirun = "" if shutil.which("mpirun") else "mpirun is not installed"
-    no_mpi4py = "" if find_spec("mpi4py") else "mpi4py is not installed"
+    no_mpi4py = no_mpirun or ("" if find_spec("mpi4py") else "mpi4py is not installed")
     return [
         LaunchContender(_IMPORT, (python, "-c", "import torch")),
         LaunchContender(_TORCHRUN, torchrun, "with_env.py"),
         LaunchContender("allstep run, env://", allstep, "with_env.py"),
         LaunchContender("allstep run, allstep.init()", allstep, "with_allstep.py"),
-        LaunchContender(
-            "mpirun, mpi4py + env://", mpirun, "with_mpi4py.py", no_mpirun or no_mpi4py
-        ),
+        LaunchContender("mpirun, mpi4py + env://", mpirun, "with_mpi4py.py", no_mpi4py),
         LaunchContender("mpirun, allstep.init()", mpirun, "with_allstep.py", no_mpirun),
     ]
 
 
 def mpirun_command() -> tuple[str, ...]:
-    """Open MPI counts cores and refuses root unless told otherwise; MPICH does neither and knows no
-    such option."""
+    """Return the command of mpirun for two ranks.
+
+    Open MPI counts cores and refuses root without these options; MPICH does neither and does not
+    know them.
+    """
     if "Open MPI" not in output_of("mpirun", "--version"):
         return ("mpirun", "-np", "2")
     as_root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
@@ -119,6 +119,7 @@ def mpirun_command() -> tuple[str, ...]:
 
 
 def output_of(*command: str) -> str:
+    """Return the standard output of a command, or "" if it fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.SubprocessError):
@@ -126,31 +127,30 @@ def output_of(*command: str) -> str:
 
 
 def measure_launch(repetitions: int = 5, progress: Progress = lambda name: None) -> Result:
-    """Time everybody `repetitions` times after a warm-up.
+    """Time every contender `repetitions` times after a warm-up.
 
-    `progress` is told whose turn it is, repetitions + 1 times for each.
+    `progress` is called with the name of the contender before each of its turns.
     """
     with tempfile.TemporaryDirectory(prefix="allstep-bench-") as folder:
         for name, text in _SCRIPTS.items():
             (Path(folder) / name).write_text(text)
-        everybody = [_warm_up(contender, Path(folder), progress) for contender in contenders()]
-        present = [contender for contender in everybody if not contender.missing]
+        every = [_warm_up(contender, Path(folder), progress) for contender in contenders()]
+        present = [contender for contender in every if not contender.missing]
         seconds: dict[str, list[float]] = {contender.name: [] for contender in present}
         for _ in range(repetitions):
             for contender in present:
                 progress(contender.name)
                 seconds[contender.name].append(_time(contender, Path(folder)))
     rows = tuple(Row(name, tuple(taken)) for name, taken in seconds.items())
-    missing = tuple(
-        Missing(contender.name, contender.missing) for contender in everybody if contender.missing
-    )
+    missing = tuple(Missing(each.name, each.missing) for each in every if each.missing)
     return Result("launch", rows, missing, {"torchrun": _TORCHRUN, "import": _IMPORT})
 
 
 def _warm_up(contender: LaunchContender, folder: Path, progress: Progress) -> LaunchContender:
-    """The contender after its first turn.
+    """Return the contender after its first turn.
 
-    A peer that cannot even do that, such as an MPI that mpi4py was not made for, is missing.
+    A contender under mpirun that fails in this turn, for example because mpi4py was built for
+    another MPI, becomes a missing one.
     """
     if contender.missing:
         return contender
@@ -165,7 +165,7 @@ def _warm_up(contender: LaunchContender, folder: Path, progress: Progress) -> La
 
 
 def _time(contender: LaunchContender, folder: Path) -> float:
-    """Seconds from the start of the command to its end."""
+    """Return the seconds from the start of the command to its end."""
     script = [str(folder / contender.script)] if contender.script else []
     env = environment_of(contender)
     started = time.perf_counter()
@@ -195,7 +195,10 @@ def _time(contender: LaunchContender, folder: Path) -> float:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Leave nothing behind when we are interrupted: launchers pass SIGTERM on to their ranks."""
+    """End a launcher and its ranks: SIGTERM, which launchers pass on, then SIGKILL.
+
+    This leaves no process behind when the bench is interrupted.
+    """
     if process.poll() is not None:
         return
     with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -207,8 +210,10 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def environment_of(contender: LaunchContender) -> Mapping[str, str]:
-    """Ours, without what a launcher around us may have said; for scripts that must be told where to
-    meet, a place to meet."""
+    """Return the environment without variables of a launcher around this process.
+
+    For scripts that need an address to meet, it has one.
+    """
     foreign = {name for launcher in LAUNCHERS.values() for names in launcher[1:] for name in names}
     env = {name: value for name, value in os.environ.items() if name not in foreign}
     if contender.script == "with_mpi4py.py":
@@ -217,8 +222,7 @@ def environment_of(contender: LaunchContender) -> Mapping[str, str]:
 
 
 def _free_port() -> int:
-    """Below those that the kernel hands out by itself, so that it is still free when rank 0 comes
-    to take it."""
+    """Return a free port below the kernel's ephemeral ones, so that it is still free for rank 0."""
     while True:
         port = random.randrange(15000, 32000)
         with contextlib.suppress(OSError), socket.socket() as probe:

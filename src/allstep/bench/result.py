@@ -1,4 +1,4 @@
-"""What a benchmark found: seconds by contender, and who was not there to be measured."""
+"""Results of a benchmark: seconds by contender, and the contenders that could not be measured."""
 
 import json
 import platform
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One contender and how long it took each time."""
+    """One contender and its seconds in each repetition."""
 
     name: str
     seconds: tuple[float, ...]
@@ -45,7 +45,7 @@ class Missing:
 class Result:
     """The rows of a benchmark in the order of its table.
 
-    `references`: what ratios are taken to, a short name and the row's own.
+    `references` maps a short name to the name of the row that ratios are taken to.
     """
 
     benchmark: str
@@ -54,14 +54,14 @@ class Result:
     references: Mapping[str, str]
 
     def ratio(self, row: Row, reference: str) -> float | None:
-        """How many times as long as the reference; None where that was not measured."""
+        """Return the time as a multiple of the reference's, or None if that was not measured."""
         found = next(
             (other for other in self.rows if other.name == self.references[reference]), None
         )
         return row.median / found.median if found else None
 
     def table(self) -> Table:
-        """For people; seconds, and times the references."""
+        """Return the table for the console: seconds, and ratios to the references."""
         table = Table("", box=box.SIMPLE_HEAD)
         for head in ("median s", "min", "max", *(f"/{reference}" for reference in self.references)):
             table.add_column(head, justify="right")
@@ -74,11 +74,11 @@ class Result:
         return table
 
     def absences(self) -> list[str]:
-        """A line for each contender that is missing from the table."""
+        """Return a line for each contender that is missing from the table."""
         return absences(self.missing)
 
     def to_json(self) -> str:
-        """Every figure of the table, the seconds behind it and the machine."""
+        """Return every figure of the table, the seconds behind it and the machine, as JSON."""
         return document(self.benchmark, [self._as_json(row) for row in self.rows], self.missing)
 
     def _as_json(self, row: Row) -> dict[str, Any]:
@@ -87,19 +87,15 @@ class Result:
         return {"name": row.name, "seconds": list(row.seconds), **figures, "ratio": ratios}
 
     def plot(self, file: Path) -> None:
-        """Bars of the medians, with a line from the quickest time to the slowest."""
-        from matplotlib.figure import Figure  # takes a while to import
+        """Plot bars of the medians, with a line from the fastest time to the slowest."""
+        from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8, 0.6 * len(self.rows) + 1.2), layout="constrained")
         axes = figure.subplots()
         medians = [row.median for row in self.rows]
         around = [_distances(row) for row in self.rows]
-        axes.barh(
-            [row.name for row in self.rows],
-            medians,
-            xerr=list(zip(*around, strict=True)),
-            capsize=3,
-        )
+        names = [row.name for row in self.rows]
+        axes.barh(names, medians, xerr=list(zip(*around, strict=True)), capsize=3)
         axes.invert_yaxis()
         axes.set_xlabel("seconds: median, quickest and slowest")
         axes.set_title(f"allstep bench {self.benchmark}")
@@ -111,7 +107,7 @@ def _distances(row: Row) -> Sequence[float]:
 
 
 def table_of(name: str, *figures: str) -> Table:
-    """An empty table: a column for names, which do not wrap, and one for each kind of figure."""
+    """Return an empty table: a column for names, which do not wrap, and one per kind of figure."""
     table = Table(
         Column(name, no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
     )
@@ -121,7 +117,7 @@ def table_of(name: str, *figures: str) -> Table:
 
 
 def save_plot(figure: "Figure", file: Path) -> None:
-    """Draws `figure` there, or says why `--plot` cannot."""
+    """Write `figure` to `file`; raise ConfigError if that fails."""
     try:
         figure.savefig(file)
     except (OSError, ValueError) as error:
@@ -129,12 +125,12 @@ def save_plot(figure: "Figure", file: Path) -> None:
 
 
 def absences(missing: Iterable[Missing]) -> list[str]:
-    """A line for each contender that is missing from a table."""
+    """Return a line for each contender that is missing from a table."""
     return [f"missing: {each.name} ({each.reason})" for each in missing]
 
 
 def document(benchmark: str, rows: list[dict[str, Any]], missing: Iterable[Missing]) -> str:
-    """What a benchmark writes for programs, as JSON."""
+    """Return the JSON document of a benchmark."""
     whole = {
         "benchmark": benchmark,
         "version": __version__,

@@ -62,11 +62,11 @@ def test_everybody_is_measured_turn_by_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[str] = []
-    tell = comm.Team.tell
+    request = comm.Team.request
     monkeypatch.setattr(
         comm.Team,
-        "tell",
-        lambda team, word: turns.append(word.get("measure", "prepare")) or tell(team, word),
+        "request",
+        lambda team, word: turns.append(word.get("measure", "prepare")) or request(team, word),
     )
     monkeypatch.setattr(comm, "_SECONDS_PER_TURN", 0.005)
     file = tmp_path / "comm.json"
@@ -135,7 +135,7 @@ def test_a_rank_that_ends_is_an_error_with_its_words(tmp_path: Path) -> None:
     process.wait()
     team = comm.Team("allstep run", process, output, [io.StringIO()])
     with pytest.raises(CommFailed, match="out of luck"):
-        team.tell({"prepare": 4})
+        team.request({"prepare": 4})
 
 
 def test_a_size_that_does_not_fit_is_missing() -> None:

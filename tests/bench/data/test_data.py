@@ -224,7 +224,7 @@ def test_the_ways_out(tmp_path: Path) -> None:
     threads, processes = "110% of 2 threads (met: 90%)", "80% of 2 processes (not met: 90%)"
     delivered = f"the loader delivers {threads}, {processes}, 100% of 2 times one thread alone"
     assert f"{OURS}: decode-bound; {delivered}" in text
-    assert "110% of 2 threads, 80% of 2 processes, 100%" in made_up(size=128)._words(
+    assert "110% of 2 threads, 80% of 2 processes, 100%" in made_up(size=128)._summary(
         made_up().rows[0]
     )
     assert "not met: 1" not in text.replace("not met: 1.6", "")

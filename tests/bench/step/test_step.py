@@ -87,9 +87,9 @@ def test_everybody_trains_turn_by_turn(
     forked: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders: list[dict[str, Any]] = []
-    tell = comm.Team.tell
+    request = comm.Team.request
     monkeypatch.setattr(
-        comm.Team, "tell", lambda team, order: orders.append(order) or tell(team, order)
+        comm.Team, "request", lambda team, order: orders.append(order) or request(team, order)
     )
     monkeypatch.setattr(step, "_SECONDS_PER_TURN", 0)
     file = tmp_path / "step.json"
@@ -179,7 +179,7 @@ class _Team:
     def __init__(self, rank: StepRank) -> None:
         self._rank, self.names = rank, rank.names
 
-    def tell(self, order: dict[str, Any]) -> list[dict[str, Any]]:
+    def request(self, order: dict[str, Any]) -> list[dict[str, Any]]:
         return [json.loads(json.dumps(self._rank.answer(order)))]
 
 
@@ -266,7 +266,7 @@ def test_all_reasons_are_given() -> None:
         {"failed": "worn out"},
         {"failed": "rank 1 did not come"},
     ]
-    team = SimpleNamespace(names=[GLOO], tell=lambda order: answers)
+    team = SimpleNamespace(names=[GLOO], request=lambda order: answers)
     rounds = StepRounds(team, 3)  # type: ignore[arg-type]
     with pytest.raises(StepFailed, match="it fails here: rank 1 did not come; worn out"):
         rounds.prepare()
@@ -275,7 +275,10 @@ def test_all_reasons_are_given() -> None:
 @pytest.mark.parametrize(
     ("contenders", "words"),
     [
-        ({ALONE: CONTENDERS[ALONE], GLOO: _not_there}, "nobody to measure: missing: DDP on Gloo"),
+        (
+            {ALONE: CONTENDERS[ALONE], GLOO: _not_there},
+            "no contender can be measured: missing: DDP on Gloo",
+        ),
         (
             {ALONE: _fails_in_turn(0), GLOO: CONTENDERS[ALONE]},
             "independent copies: RuntimeError: worn out",

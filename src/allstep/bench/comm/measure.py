@@ -1,32 +1,31 @@
 """How long does it take to sum a tensor over the ranks of one host?
 
-==================
-======================================================================================================
-allstep, shared     a tensor that lives in shared memory (`allstep.comm.shared_empty`), by
-`dist.all_reduce` allstep, private    an ordinary tensor, the same call Gloo                the same
-tensor and call, in the same processes; only the group differs Open MPI            mpi4py's
-`Allreduce` in place, in processes that mpirun started, on the same kind of memory allstep, ring the
-private tensor again, on a group where one algorithm carries every sum, over Gloo's messages instead
-of allstep, tree       shared memory; a row for each algorithm of `allstep.comm.network.algorithms`.
-They are meant for the step between hosts ...                 and stand here for study: nothing is
-promised ==================
-======================================================================================================
+| contender | what is timed |
+|---|---|
+| allstep, shared | `dist.all_reduce` of a tensor in shared memory (`allstep.comm.shared_empty`) |
+| allstep, private | the same call with an ordinary tensor |
+| Gloo | the same tensor, call and processes; only the process group differs |
+| Open MPI | mpi4py's `Allreduce` in place, in processes of mpirun, on the same kind of memory |
+| allstep, ring; allstep, tree ... | the private tensor, on a group with one fixed algorithm |
 
-MPI wants to start its own processes, so there are two sets of ranks, one under `allstep run` and
-one under mpirun. Both are alive all the time and asleep: every rank waits for a word on a socket.
-The bench gives the word to one contender at a time, and gives everybody a turn before anybody takes
-the next one; a busy moment of the machine hits all alike, and nobody runs beside the one who is
-timed.
+There is a row for each algorithm of `allstep.comm.network.algorithms`, over Gloo's messages instead
+of shared memory. They are meant for the step between hosts; here they have no target.
 
-A turn is as many calls as fit into `_SECONDS_PER_TURN`, at least one, behind a barrier. Each call
-is timed; the turn counts with its median call on its slowest rank. A rare call that takes
-milliseconds (Gloo has them) therefore does not count; the mean of all calls, where it does, is in
-the JSON. Every sum is checked (see `rank`). One torch thread per rank.
+MPI starts its own processes, so there are two sets of ranks, one under `allstep run` and one under
+mpirun. Both exist during the whole benchmark, and every rank sleeps until it receives a message on
+a socket. The bench sends to one contender at a time, and all contenders get one turn before any of
+them gets the next: a busy moment of the machine affects all of them, and no other contender runs
+while one is timed.
 
-Calls that follow each other find the tensor in the caches, as training does not. With
-`caches="written"` each rank writes its tensor before every call; with "cold" it then also reads
-more than the largest cache holds. The preparation is the same for all contenders and not timed; a
-barrier stands between it and the call.
+A turn is as many calls as fit into `_SECONDS_PER_TURN`, at least one, after a barrier. Each call is
+timed; the result of the turn is the median call of its slowest rank. A rare call that takes
+milliseconds (Gloo has them) therefore does not count; the mean of all calls, which includes it, is
+in the JSON. Every sum is checked (see `rank`). There is one torch thread per rank.
+
+Consecutive calls find the tensor in the caches, unlike in training. With `caches="written"` each
+rank writes its tensor before every call; with "cold" it then also reads more than the largest cache
+holds. This preparation is the same for all contenders and not timed; a barrier separates it from
+the call.
 """
 
 import contextlib
@@ -64,23 +63,24 @@ SIZES = (4 * KB, 64 * KB, MB, 8 * MB, 32 * MB, 100 * MB, 256 * MB)
 RANKS = (2, 4)
 REPETITIONS = 9
 _SECONDS_PER_TURN = 0.04
-_MOST_CALLS = 1000
-_MOST_PREPARED_CALLS = 25  # preparing one may take 10 ms
+_MAX_CALLS = 1000
+# Preparing a call may take 10 ms.
+_MAX_PREPARED_CALLS = 25
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_ANSWER = 120.0
-# tensors that a rank number may hold: private, shared, MPI's, and room for what MPI and Gloo keep
+# Tensors that a rank may hold: private, shared, MPI's, and the buffers of MPI and Gloo.
 _COPIES = 4
 
 Progress = Callable[[str], None]
 
 
 class CommFailed(AllstepError):
-    """Ranks of the bench ended, were too slow, or summed wrongly."""
+    """Ranks of the benchmark ended, exceeded a timeout, or computed a wrong sum."""
 
 
 @dataclass
 class Team:
-    """Ranks that one launcher started, and a line to each."""
+    """Ranks that one launcher started, and a connection to each."""
 
     name: str
     process: subprocess.Popen[str]
@@ -88,26 +88,26 @@ class Team:
     lines: list[IO[str]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
-    def tell(self, word: dict[str, Any]) -> list[dict[str, Any]]:
-        """Give all ranks the word; their answers."""
+    def request(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Send `message` to all ranks and return their answers; raise CommFailed if one fails."""
         try:
             for line in self.lines:
-                line.write(f"{json.dumps(word)}\n")
+                line.write(f"{json.dumps(message)}\n")
                 line.flush()
             answers = [json.loads(line.readline()) for line in self.lines]
         except TimeoutError:
-            raise CommFailed(
-                f"{self.name} did not answer {word} within {_SECONDS_TO_ANSWER:.0f} s"
-            ) from None
+            late = f"did not answer {message} within {_SECONDS_TO_ANSWER:.0f} s"
+            raise CommFailed(f"{self.name} {late}") from None
         except (OSError, ValueError):
-            raise CommFailed(f"{self.name} ended after {word}:\n{self.said()}") from None
+            raise CommFailed(f"{self.name} ended after {message}:\n{self.printed()}") from None
         for answer in answers:
             if "error" in answer:
                 raise CommFailed(answer["error"])
         return answers
 
-    def said(self) -> str:
-        return self.output.read_text(errors="replace").strip() or "it said nothing"
+    def printed(self) -> str:
+        """Return the output of the ranks so far."""
+        return self.output.read_text(errors="replace").strip() or "no output"
 
 
 def measure_comm(
@@ -117,9 +117,11 @@ def measure_comm(
     progress: Progress = lambda text: None,
     caches: str = HOT,
 ) -> CommResult:
-    """Time every contender at every size. caches: one of `result.CACHES`, what a call finds there.
+    """Time every contender at every size.
 
-    `progress` is told where we are, repetitions + 1 times for each size and number of ranks.
+    `ranks` and `sizes` list numbers of ranks and bytes, `repetitions` is the number of turns of
+    each contender. `progress` is called with the current combination, repetitions + 1 times for
+    each. `caches` is one of `result.CACHES`: the state of the caches before a call.
     """
     rows: list[CommRow] = []
     missing: dict[str, str] = {}
@@ -141,16 +143,15 @@ def measure_comm(
 
 
 def too_large(num_ranks: int, nbytes: int) -> str:
+    """Return why this size does not fit into memory, or "" if it does."""
     needed, free = _COPIES * num_ranks * nbytes, machine.memory().available
-    return (
-        ""
-        if needed < free
-        else f"it needs {quantities.nbytes(needed)} of memory, {quantities.nbytes(free)} are free"
-    )
+    if needed < free:
+        return ""
+    return f"it needs {quantities.nbytes(needed)} of memory, {quantities.nbytes(free)} are free"
 
 
 class Turns:
-    """All contenders at one size: the foremost, then the others as their team names them."""
+    """The measurements of all contenders at one size, in the order of the table."""
 
     def __init__(
         self,
@@ -162,17 +163,15 @@ class Turns:
     ) -> None:
         self._nbytes = nbytes
         self._caches = caches
-        self._most_calls = _MOST_CALLS if caches == HOT else _MOST_PREPARED_CALLS
+        self._max_calls = _MAX_CALLS if caches == HOT else _MAX_PREPARED_CALLS
         self._seconds: dict[str, list[float]] = {}
         self._means: dict[str, list[float]] = {}
         self._calls: dict[str, int] = {}
         team_of: dict[str, Team] = {}
         for team in teams:
-            absent = {
-                name: why
-                for answer in team.tell({"prepare": nbytes})
-                for name, why in answer["absent"].items()
-            }
+            absent: dict[str, str] = {}
+            for answer in team.request({"prepare": nbytes}):
+                absent.update(answer["absent"])
             missing.update({f"{name}, {place}": why for name, why in absent.items()})
             team_of.update({name: team for name in team.names if name not in absent})
         names = sorted(
@@ -181,25 +180,27 @@ class Turns:
         self._team_of = {name: team_of[name] for name in names}
 
     def warm_up(self) -> None:
-        """Touch the memory, and see how many calls make a turn."""
+        """Touch the memory, and compute the number of calls of a turn."""
         for name in self._team_of:
             seconds = median(self.measure(name, 3)[0])
-            self._calls[name] = max(1, min(self._most_calls, round(_SECONDS_PER_TURN / seconds)))
+            self._calls[name] = max(1, min(self._max_calls, round(_SECONDS_PER_TURN / seconds)))
 
     def take(self) -> None:
+        """Give each contender one turn."""
         for name in self._team_of:
             by_rank = self.measure(name, self._calls[name])
             self._seconds.setdefault(name, []).append(max(median(calls) for calls in by_rank))
             self._means.setdefault(name, []).append(max(fmean(calls) for calls in by_rank))
 
     def measure(self, name: str, calls: int) -> list[list[float]]:
-        """The seconds of each call, of each rank."""
-        answers = self._team_of[name].tell(
+        """Return the seconds of each call, for each rank."""
+        answers = self._team_of[name].request(
             {"measure": name, "calls": calls, "caches": self._caches}
         )
         return [answer["seconds"] for answer in answers]
 
     def rows(self, num_ranks: int) -> list[CommRow]:
+        """Return a row for each contender."""
         return [
             CommRow(
                 num_ranks,
@@ -214,9 +215,10 @@ class Turns:
 
 @contextlib.contextmanager
 def _teams(num_ranks: int, missing: dict[str, str]) -> Iterator[list[Team]]:
-    """The ranks under `allstep run` and, where there is an Open MPI that works, those under mpirun.
+    """Start ranks under `allstep run` and, if Open MPI works here, under mpirun.
 
-    They end with the context.
+    They end with the context. Contenders that cannot be measured are added to `missing` with the
+    reason.
     """
     with contextlib.ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="allstep-bench-")))
@@ -230,14 +232,13 @@ def _teams(num_ranks: int, missing: dict[str, str]) -> Iterator[list[Team]]:
             try:
                 teams.append(start_team("mpirun", mpirun, num_ranks, folder, ending))
             except CommFailed as error:
-                missing[f"{OPEN_MPI}, {num_ranks} ranks"] = (
-                    f"it fails here: {str(error).splitlines()[-1]}"
-                )
+                reason = str(error).splitlines()[-1]
+                missing[f"{OPEN_MPI}, {num_ranks} ranks"] = f"it fails here: {reason}"
         yield teams
 
 
 def _no_mpi() -> str:
-    """Why Open MPI cannot be measured; empty when it can."""
+    """Return why Open MPI cannot be measured, or "" if it can."""
     if not shutil.which("mpirun"):
         return "mpirun is not installed"
     if "Open MPI" not in launch.output_of("mpirun", "--version"):
@@ -248,15 +249,15 @@ def _no_mpi() -> str:
 def start_team(
     name: str, command: Sequence[str], num_ranks: int, folder: Path, ending: contextlib.ExitStack
 ) -> Team:
-    """Start ranks and wait until all of them have called.
+    """Start ranks and wait until all of them have connected.
 
-    The command gets the path of the socket as its last argument.
+    The path of the socket is appended to the command.
     """
-    door = ending.enter_context(socket.socket(socket.AF_UNIX))
+    listener = ending.enter_context(socket.socket(socket.AF_UNIX))
     path = folder / f"{name}.socket"
-    door.bind(str(path))
-    door.listen(num_ranks)
-    door.settimeout(0.2)
+    listener.bind(str(path))
+    listener.listen(num_ranks)
+    listener.settimeout(0.2)
     output = folder / f"{name}.txt"
     env = {**launch.environment_of(launch.LaunchContender(name, ())), "OMP_NUM_THREADS": "1"}
     with output.open("w") as sink:
@@ -271,48 +272,52 @@ def start_team(
         )
     ending.callback(_end, process)
     team = Team(name, process, output)
-    _gather(team, door, num_ranks, ending)
+    _gather(team, listener, num_ranks, ending)
     return team
 
 
-def _gather(team: Team, door: socket.socket, num_ranks: int, ending: contextlib.ExitStack) -> None:
-    """A line to every rank, in their order.
+def _gather(
+    team: Team, listener: socket.socket, num_ranks: int, ending: contextlib.ExitStack
+) -> None:
+    """Accept a connection from every rank and store them in the order of ranks.
 
-    At the end they are hung up on, and leave by themselves.
+    `ending` closes the connections; the ranks then exit.
     """
     lines: dict[int, IO[str]] = {}
     started = time.monotonic()
     while len(lines) < num_ranks:
         try:
-            link, _ = door.accept()
+            link, _ = listener.accept()
         except TimeoutError:
             if team.process.poll() is not None:
                 raise CommFailed(
-                    f"{team.name} ended before its ranks were ready:\n{team.said()}"
+                    f"{team.name} ended before its ranks were ready:\n{team.printed()}"
                 ) from None
             if time.monotonic() - started > _SECONDS_TO_START:
                 raise CommFailed(
                     f"{len(lines)} of {num_ranks} ranks of {team.name} were ready after"
-                    f" {_SECONDS_TO_START:.0f} s:\n{team.said()}"
+                    f" {_SECONDS_TO_START:.0f} s:\n{team.printed()}"
                 ) from None
             continue
         link.settimeout(_SECONDS_TO_ANSWER)
         line = link.makefile("rw")
-        link.close()  # the file keeps it open
+        # The file keeps the connection open.
+        link.close()
         ending.callback(_hang_up, line)
-        card = json.loads(line.readline())
-        lines[card["rank"]] = line
-        team.names = card["names"]
+        hello = json.loads(line.readline())
+        lines[hello["rank"]] = line
+        team.names = hello["names"]
     team.lines = [line for _, line in sorted(lines.items())]
 
 
 def _hang_up(line: IO[str]) -> None:
+    """Close the connection to a rank."""
     with contextlib.suppress(OSError):
         line.close()
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ranks that were hung up on leave by themselves; whoever does not is ended."""
+    """Wait until the ranks exit after their connections are closed, then end the others."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)
     launch.end(process)

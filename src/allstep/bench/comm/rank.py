@@ -1,24 +1,22 @@
-"""One rank of `allstep bench comm`: does what the bench says over a socket, and sleeps there in
-between.
+"""One rank of `allstep bench comm`: executes requests of the bench, which arrive over a socket.
 
     python -m allstep.bench.comm.rank torch|mpi SOCKET
 
 `torch` ranks are started by `allstep run` and measure allstep and Gloo, in the same processes and
-on the same tensor; `mpi` ranks are started by mpirun. Both speak the same lines of JSON with the
-bench::
+on the same tensor; `mpi` ranks are started by mpirun. Both exchange lines of JSON with the bench::
 
     rank  -> {"rank": 0, "size": 2, "names": ["allstep, private", "Gloo", ...]}
-    bench -> {"prepare": nbytes}                         memory for this size; the last size's is given back
-    rank  -> {"absent": {"allstep, shared": "why"}}      whom this size does not suit
+    bench -> {"prepare": nbytes}                        allocate memory, free that of the last size
+    rank  -> {"absent": {"allstep, shared": "why"}}     contenders that do not support this size
     bench -> {"measure": "Gloo", "calls": 100, "caches": "hot"}
-    rank  -> {"seconds": [...]}                          of each call; or {"error": "..."} when a sum is wrong
+    rank  -> {"seconds": [...]}                         of each call; {"error": "..."} if wrong
 
-A rank that waits for a line uses no core, so whoever's turn it is has the machine to itself.
+A rank that waits for a line uses no CPU time, so the contender that is timed runs alone.
 
 Every sum is checked. The tensor holds 1, 2, ... 61, 1, 2, ... plus the rank; summed in place n
-times over p ranks it becomes (p * that + 0 + 1 + ... + p - 1) * p ** (n - 1), and a block that
-lands in the wrong place does not fit the pattern. Before that power leaves float32 the tensor is
-filled anew, between two timings.
+times over p ranks it becomes (p * that + 0 + 1 + ... + p - 1) * p ** (n - 1), and a block at a
+wrong position does not match the pattern. Before that power exceeds float32 the tensor is filled
+again, between two timings.
 """
 
 import json
@@ -38,30 +36,32 @@ from torch import Tensor
 from allstep import machine
 from allstep.bench.comm.result import COLD, GLOO, HOT, OPEN_MPI, PRIVATE, SHARED, WRITTEN
 
-_PATTERN = 61  # a prime: no block of the pipeline is a multiple of it
-_BITS = 80  # the sums may grow by so many powers of two before the tensor is filled anew
+# A prime: no block of the pipeline is a multiple of it.
+_PATTERN = 61
+# The sums may grow by this many powers of two before the tensor is filled again.
+_BITS = 80
 
 
 class SumContender(Protocol):
-    """Somebody who can sum a tensor over the ranks, in place."""
+    """An implementation that can sum a tensor over the ranks, in place."""
 
     @abstractmethod
     def empty(self, numel: int) -> Tensor:
-        """Memory of the kind that this contender is measured with."""
+        """Return memory of the kind that this contender is measured with."""
 
     @abstractmethod
     def call(self, tensor: Tensor) -> Callable[[], Any]:
-        """The call to be timed, with nothing around it."""
+        """Return the call to time, without anything around it."""
 
     @abstractmethod
     def meet(self) -> None:
-        """A barrier."""
+        """Wait at a barrier."""
 
 
 class Torch(SumContender):
     """A process group of torch: allstep's or Gloo's.
 
-    `empty` may be one for both, so that they work on the same memory.
+    Both may use the same `empty`, so that they work on the same memory.
     """
 
     def __init__(self, group: Any, empty: Callable[[int], Tensor] = torch.empty) -> None:
@@ -98,7 +98,7 @@ class Mpi(SumContender):
 
 
 class CommRank:
-    """Answers the lines of the bench."""
+    """Executes the requests of the bench on one rank."""
 
     def __init__(self, rank: int, size: int, contenders: Mapping[str, SumContender]) -> None:
         self.rank, self.size = rank, size
@@ -108,6 +108,7 @@ class CommRank:
         self._ballast: Tensor | None = None
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Execute a request and return the answer."""
         if "prepare" in order:
             return {"absent": self._prepare(order["prepare"] // 4)}
         measure = {HOT: self._measure, WRITTEN: self._measure_written, COLD: self._measure_cold}
@@ -117,6 +118,7 @@ class CommRank:
             return {"error": f"{order['measure']}, rank {self.rank}: {error}"}
 
     def _prepare(self, numel: int) -> dict[str, str]:
+        """Allocate tensors; return the reason for each contender that does not support the size."""
         self._tensors.clear()
         private = torch.empty(numel)
         absent = {}
@@ -130,7 +132,7 @@ class CommRank:
     def _measure(
         self, name: str, calls: int, then: Callable[[], None] = lambda: None
     ) -> list[float]:
-        """Fill the tensor, do `then`, and time calls one after the other."""
+        """Fill the tensor, call `then`, and return the seconds of consecutive calls."""
         contender, tensor = self.contenders[name], self._tensors[name]
         call = contender.call(tensor)
         at_once = max(1, int(_BITS / math.log2(max(2, self.size))))
@@ -141,20 +143,24 @@ class CommRank:
             then()
             contender.meet()
             seconds += _time(call, turns)
-            contender.meet()  # nobody reads a shared tensor while another already fills his
+            # No rank fills its tensor while another one still reads it.
+            contender.meet()
             check(tensor, self.size, turns)
         return seconds
 
     def _measure_written(self, name: str, calls: int) -> list[float]:
-        """Each call on values that the rank has just written, as a backward pass does."""
+        """Time calls on values that the rank has just written, as after a backward pass."""
         return [self._measure(name, 1)[0] for _ in range(calls)]
 
     def _measure_cold(self, name: str, calls: int) -> list[float]:
-        """Each call on values that have left the caches since they were written."""
+        """Time calls on values that are no longer in the caches."""
         return [self._measure(name, 1, self._evict)[0] for _ in range(calls)]
 
     def _evict(self) -> None:
-        """Read more than the largest cache holds. Reading leaves lines that need no write-back."""
+        """Read more than the largest cache holds.
+
+        Reading leaves cache lines that need no write-back.
+        """
         if self._ballast is None:
             self._ballast = torch.ones(2 * machine.largest_cache() // 4)
         self._ballast.sum()
@@ -170,7 +176,7 @@ def _time(call: Callable[[], Any], turns: int) -> list[float]:
 
 
 def fill(tensor: Tensor, rank: int) -> None:
-    """1, 2, ... 61, 1, 2, ... plus the rank."""
+    """Write 1, 2, ... 61, 1, 2, ... plus the rank into the tensor."""
     pattern = _pattern() + rank
     whole, rest = _rows(tensor)
     whole.copy_(pattern)
@@ -178,8 +184,7 @@ def fill(tensor: Tensor, rank: int) -> None:
 
 
 def check(tensor: Tensor, size: int, turns: int) -> None:
-    """Raises ArithmeticError unless the tensor is what `turns` sums over `size` ranks make of
-    `fill`."""
+    """Raise ArithmeticError unless the tensor is the result of `turns` sums over `size` ranks."""
     expected = (_pattern() * size + size * (size - 1) // 2) * float(size) ** (turns - 1)
     whole, rest = _rows(tensor)
     for start in range(0, len(whole), 4096):
@@ -197,13 +202,13 @@ def _pattern() -> Tensor:
 
 
 def _rows(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The tensor as rows as long as the pattern, and what is left."""
+    """Return the tensor as rows of the pattern's length, and the remaining elements."""
     end = tensor.numel() // _PATTERN * _PATTERN
     return tensor[:end].view(-1, _PATTERN), tensor[end:]
 
 
 def torch_rank() -> CommRank:
-    """Joins the ranks that were started with this one, and makes a group for each contender."""
+    """Join the other ranks, and make a process group for each contender."""
     import allstep.comm
     from allstep.comm.network.algorithms import ALGORITHMS
 
@@ -217,13 +222,13 @@ def torch_rank() -> CommRank:
     }
     for name in ALGORITHMS:
         options = allstep.comm.Options(algorithm=name)
-        contenders[f"allstep, {name}"] = Torch(
-            dist.new_group(backend="allstep", pg_options=options)
-        )
+        group = dist.new_group(backend="allstep", pg_options=options)
+        contenders[f"allstep, {name}"] = Torch(group)
     return CommRank(world.rank, world.size, contenders)
 
 
 def mpi_rank() -> CommRank:
+    """Return the rank in a process that mpirun started."""
     from mpi4py import MPI
 
     torch.set_num_threads(1)
@@ -231,7 +236,7 @@ def mpi_rank() -> CommRank:
 
 
 class Answering(Protocol):
-    """What the bench talks to: `CommRank`, or another object that answers its lines."""
+    """The interface that `serve` needs: `CommRank`, or another object that answers requests."""
 
     rank: int
     size: int
@@ -242,17 +247,17 @@ class Answering(Protocol):
 
 
 def serve(path: str, rank: Answering) -> None:
-    """Until the bench closes the socket."""
+    """Answer requests until the bench closes the socket."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
         with link.makefile("rw") as lines:
-            _say(lines, {"rank": rank.rank, "size": rank.size, "names": rank.names})
+            _send(lines, {"rank": rank.rank, "size": rank.size, "names": rank.names})
             for line in lines:
-                _say(lines, rank.answer(json.loads(line)))
+                _send(lines, rank.answer(json.loads(line)))
 
 
-def _say(lines: Any, word: dict[str, Any]) -> None:
-    lines.write(f"{json.dumps(word)}\n")
+def _send(lines: Any, message: dict[str, Any]) -> None:
+    lines.write(f"{json.dumps(message)}\n")
     lines.flush()
 
 

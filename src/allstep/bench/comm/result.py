@@ -1,7 +1,7 @@
-"""What `allstep bench comm` found: seconds of one allreduce by ranks, size and contender, beside
-the speed that we promise.
+"""Results of `allstep bench comm`: seconds of one allreduce by ranks, size and contender.
 
-Ratios are speeds: 3 times Gloo means a third of Gloo's time.
+They are compared with the targets of allstep. Ratios are speeds: 3 times Gloo means a third of
+Gloo's time.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,20 @@ from allstep.errors import ConfigError
 
 KB, MB = 1 << 10, 1 << 20
 SHARED, PRIVATE, GLOO, OPEN_MPI = "allstep, shared", "allstep, private", "Gloo", "Open MPI"
-# What the caches hold when a call begins: the result of the call before, values that the rank has
-# just written, or none of its tensor.
+# Contents of the caches when a call begins: the result of the last call, values that the rank has
+# just written, or nothing of its tensor.
 CACHES = HOT, WRITTEN, COLD = "hot", "written", "cold"
 REFERENCES = (GLOO, OPEN_MPI)
-FOREMOST = (SHARED, PRIVATE, GLOO, OPEN_MPI)  # first in every table; the others are there for study
+# First in every table; the others have no target.
+FOREMOST = (SHARED, PRIVATE, GLOO, OPEN_MPI)
 
 
 @dataclass(frozen=True)
 class Target:
-    """From `least` to `most` bytes on so many ranks, each of ours must be so many times as fast as
-    a reference."""
+    """Minimum speeds for `num_ranks` ranks and tensors of `least` to `most` bytes.
+
+    `ratios` maps a contender of allstep to a factor for each reference.
+    """
 
     num_ranks: int
     least: int
@@ -53,7 +56,8 @@ TARGETS = (
 class CommRow:
     """One contender at one size.
 
-    `row.seconds`: the median call of each repetition, on its slowest rank; `mean`: over all calls.
+    `row.seconds` are the median calls of each repetition on its slowest rank; `mean` is over all
+    calls.
     """
 
     num_ranks: int
@@ -64,7 +68,7 @@ class CommRow:
 
     @property
     def targets(self) -> Mapping[str, float]:
-        """How many times as fast as whom it should be; empty where nothing is promised."""
+        """Return the minimum speed compared with each reference; empty if there is no target."""
         for target in TARGETS:
             fits = target.num_ranks == self.num_ranks and target.least <= self.nbytes <= target.most
             if fits and self.caches in target.caches:
@@ -80,40 +84,35 @@ class CommResult:
     missing: tuple[Missing, ...]
 
     def speed(self, row: CommRow, reference: str) -> float | None:
-        """How many times as fast as the reference; None where that was not measured."""
+        """Return the speed compared with the reference, or None if that was not measured."""
         for other in self.rows:
-            if (other.num_ranks, other.nbytes, other.row.name) == (
-                row.num_ranks,
-                row.nbytes,
-                reference,
-            ):
+            same_sum = (other.num_ranks, other.nbytes) == (row.num_ranks, row.nbytes)
+            if same_sum and other.row.name == reference:
                 return other.row.median / row.row.median
         return None
 
     def met(self, row: CommRow) -> bool | None:
-        """Whether the row is as fast as we promise; None where we promise nothing, or a reference
-        is missing."""
+        """Return whether the row meets its target.
+
+        None means that there is no target, or a reference is missing.
+        """
         speeds = [(self.speed(row, reference), least) for reference, least in row.targets.items()]
         if any(speed is not None and speed < least for speed, least in speeds):
             return False
         return True if speeds and all(speed is not None for speed, _ in speeds) else None
 
     def unmet(self) -> list[str]:
-        """A line for each row that is slower than we promise."""
+        """Return a line for each row that does not meet its target."""
         lines = []
         for row in self.rows:
             if self.met(row) is False:
-                wanted = " and ".join(
-                    f"{least:g}x {reference}" for reference, least in row.targets.items()
-                )
-                lines.append(
-                    f"not met: {row.num_ranks} ranks, {show_size(row.nbytes)}, {row.row.name}:"
-                    f" {wanted}"
-                )
+                targets = [f"{least:g}x {reference}" for reference, least in row.targets.items()]
+                place = f"{row.num_ranks} ranks, {show_size(row.nbytes)}, {row.row.name}"
+                lines.append(f"not met: {place}: {' and '.join(targets)}")
         return lines
 
     def table(self) -> Table:
-        """For people."""
+        """Return the table for the console."""
         table = Table(
             "", Column("", no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
         )
@@ -144,11 +143,11 @@ class CommResult:
         ]
 
     def absences(self) -> list[str]:
-        """A line for each contender that is missing from the table."""
+        """Return a line for each contender that is missing from the table."""
         return absences(self.missing)
 
     def to_json(self) -> str:
-        """Every figure of the table, the seconds behind it and the machine."""
+        """Return every figure of the table, the seconds behind it and the machine, as JSON."""
         return document("comm", [self._as_json(row) for row in self.rows], self.missing)
 
     def _as_json(self, row: CommRow) -> dict[str, Any]:
@@ -170,9 +169,11 @@ class CommResult:
         }
 
     def plot(self, file: Path) -> None:
-        """Time over size, both in powers of ten; one image per number of ranks, a line per
-        contender."""
-        from matplotlib.figure import Figure  # takes a while to import
+        """Plot time over size on logarithmic axes, one panel per number of ranks.
+
+        Each contender is a line.
+        """
+        from matplotlib.figure import Figure
 
         numbers = sorted({row.num_ranks for row in self.rows})
         figure = Figure(figsize=(6 * len(numbers), 4.5), layout="constrained")
@@ -183,8 +184,11 @@ class CommResult:
         save_plot(figure, file)
 
     def _draw(self, axes: Any, num_ranks: int) -> None:
-        """The foremost in colours with their range as a band; the others as thin lines of one grey,
-        told apart by their dashes."""
+        """Draw one panel.
+
+        The foremost contenders have colors, with their range as a band; the others are thin grey
+        lines with different dashes.
+        """
         ours = [row for row in self.rows if row.num_ranks == num_ranks]
         dashes = cycle(("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))))
         for name in dict.fromkeys(row.row.name for row in ours):
@@ -196,15 +200,8 @@ class CommResult:
                 low, high = ([end(row.row.seconds) for row in rows] for end in (min, max))
                 axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
             else:
-                axes.plot(
-                    sizes,
-                    medians,
-                    color="0.5",
-                    linewidth=0.8,
-                    linestyle=next(dashes),
-                    label=name,
-                    zorder=1,
-                )
+                style = {"color": "0.5", "linewidth": 0.8, "linestyle": next(dashes), "zorder": 1}
+                axes.plot(sizes, medians, label=name, **style)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("bytes")
@@ -214,43 +211,42 @@ class CommResult:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Bytes of each size of a list such as 4KB,64KB,1MB. A KB is 1,024 bytes."""
-    return [_parse_size(word.strip()) for word in text.split(",")]
+    """Return the bytes of each size in a list such as 4KB,64KB,1MB; a KB is 1,024 bytes."""
+    return [_parse_size(size.strip()) for size in text.split(",")]
 
 
-def _parse_size(word: str) -> int:
-    number = word.upper().removesuffix("B").rstrip("KMG")
-    unit = {"": 1, "K": KB, "M": MB, "G": KB * MB}.get(
-        word.upper().removesuffix("B")[len(number) :], 0
-    )
+def _parse_size(text: str) -> int:
+    size = text.upper().removesuffix("B")
+    number = size.rstrip("KMG")
+    unit = {"": 1, "K": KB, "M": MB, "G": KB * MB}.get(size[len(number) :], 0)
     nbytes = int(number) * unit if number.isdecimal() else 0
     if nbytes < 4 or nbytes % 4:
         raise ConfigError(
-            f"--sizes: {word!r} is not a size such as 64KB or 1MB, in whole numbers of 4 bytes"
+            f"--sizes: {text!r} is not a size such as 64KB or 1MB, in whole numbers of 4 bytes"
         )
     return nbytes
 
 
 def parse_caches(text: str) -> str:
-    """One of `CACHES`."""
+    """Return `text` if it is one of `CACHES`, else raise ConfigError."""
     if text not in CACHES:
         raise ConfigError(f"--caches: {text!r} is not one of {', '.join(CACHES)}")
     return text
 
 
 def parse_ranks(text: str) -> list[int]:
-    """The numbers of a list such as 2,4."""
-    words = [word.strip() for word in text.split(",")]
-    wrong = [word for word in words if not word.isdecimal() or int(word) < 2]
+    """Return the numbers in a list such as 2,4."""
+    numbers = [number.strip() for number in text.split(",")]
+    wrong = [number for number in numbers if not number.isdecimal() or int(number) < 2]
     if wrong:
         raise ConfigError(
             f"--ranks: {wrong[0]!r} is not a number of ranks; a sum needs two at least"
         )
-    return [int(word) for word in words]
+    return [int(number) for number in numbers]
 
 
 def show_size(nbytes: int) -> str:
-    """In the largest unit that leaves a whole number."""
+    """Return a size in the largest unit that leaves a whole number."""
     for unit, name in ((MB, "MB"), (KB, "KB")):
         if nbytes % unit == 0:
             return f"{nbytes // unit} {name}"
@@ -258,6 +254,6 @@ def show_size(nbytes: int) -> str:
 
 
 def show_time(seconds: float) -> str:
-    """Three digits and the unit."""
+    """Return a time with three digits and its unit."""
     value, unit = (seconds * 1e3, "ms") if seconds >= 1e-3 else (seconds * 1e6, "us")
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"

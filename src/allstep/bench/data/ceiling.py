@@ -1,17 +1,16 @@
-"""What the loader's workers could deliver if nothing were handed over: the ceiling in `allstep
-bench data`.
+"""The ceiling in `allstep bench data`: the speed of the loader's workers without a loader.
 
 ```
-loader           plan -> pieces -> queue or socket -> read, decode, crop, flip into batch memory -> assemble -> Batch
-plain threads                                         the same work on the same samples              (counted, nothing else)
-plain processes                                       the same, each in an interpreter of its own
+loader           plan -> micro-batches -> queue or socket -> read, decode, crop, flip -> assemble
+plain threads                                                the same work, counted only
+plain processes                                              the same, one interpreter each
 ```
 
-Each of N workers fills its own batch memory, over and over, with its share of a shuffled epoch. The
-work is `loading.fill`, the memory is of the loader's own kinds, recycled and touched before the
-clock starts. Threads share the GIL, so they can be slower than processes; both are measured.
-Neither is N times one thread: cores share memory, caches and, on many machines, clock and
-arithmetic units.
+Each of N workers repeatedly fills its own batch memory with its share of a shuffled epoch. The work
+is `loading.fill`; the memory is of the same kind as the loader's, reused, and touched before timing
+starts. Threads share the GIL, so they can be slower than processes; both are measured. Neither is N
+times as fast as one thread: cores share memory, caches and, on many machines, clock and arithmetic
+units.
 """
 
 import multiprocessing
@@ -36,14 +35,14 @@ from allstep.data.opening import open_source
 
 Kind = Literal["threads", "processes"]
 KINDS: tuple[Kind, ...] = ("threads", "processes")
-# A worker that fails before the others begin must not keep them waiting for ever.
+# Timeout, so that a worker that fails before the start does not block the others forever.
 _SECONDS_TO_START = 60.0
-# Batches that the loader has in memory: those ahead, the one in use and the one under way.
+# Batches that the loader has in memory: prefetched ones, the one in use and the one being filled.
 _NUM_BUFFERS = 5
 
 
 def recipe_of(settings: Settings, name: str) -> Recipe:
-    """The work of one of our own contenders."""
+    """Return the work of one of allstep's contenders."""
     source = open_source(str(settings.path / FOLDERS[name]))
     transform = Transform(*operations(settings))
     blocks = fill.gives_blocks(source, transform, np.arange(len(source)))
@@ -51,7 +50,7 @@ def recipe_of(settings: Settings, name: str) -> Recipe:
 
 
 class Plain:
-    """One worker: fills its part of each batch, in memory that it uses again and again."""
+    """One worker: fills its part of each batch, in memory that it reuses."""
 
     def __init__(
         self, recipe: Recipe, batch: int, rank: int, size: int, make: type[Buffer]
@@ -60,12 +59,12 @@ class Plain:
         shape, dtype = fill.image_shape(
             self._transform, fill.look(recipe.source, np.arange(len(recipe.source)))
         )
-        self.piece = _piece(recipe, batch, size)
-        nbytes = self.piece * int(np.prod(shape)) * dtype.itemsize
+        self.micro_batch = _micro_batch(recipe, batch, size)
+        nbytes = self.micro_batch * int(np.prod(shape)) * dtype.itemsize
         self._buffers = [make(nbytes) for _ in range(_NUM_BUFFERS)]
         self._outs = [
             np.frombuffer(memoryview(each.raw), dtype, nbytes // dtype.itemsize).reshape(
-                self.piece, *shape
+                self.micro_batch, *shape
             )
             for each in self._buffers
         ]
@@ -78,7 +77,7 @@ class Plain:
         return self.recipe.transform
 
     def speed(self, seconds: float) -> float:
-        """Images a second, over the whole pieces of about `seconds`."""
+        """Return images per second, over the whole micro-batches of about `seconds`."""
         start = now = time.perf_counter()
         number = done = 0
         while now < start + seconds:
@@ -87,26 +86,28 @@ class Plain:
         return done / (now - start)
 
     def _fill(self, number: int) -> int:
-        """Fills piece `number` of this worker."""
-        per_epoch = max(1, len(self.recipe.source) // (self.piece * self.size))
+        """Fill micro-batch `number` of this worker and return its number of samples."""
+        per_epoch = max(1, len(self.recipe.source) // (self.micro_batch * self.size))
         epoch, place = divmod(number, per_epoch)
         order = np.random.default_rng(epoch).permutation(len(self.recipe.source))
-        samples = order[(place * self.size + self.rank) * self.piece :][: self.piece]
+        samples = order[(place * self.size + self.rank) * self.micro_batch :][: self.micro_batch]
         out = self._outs[number % _NUM_BUFFERS][: len(samples)]
         fill.fill(self.recipe, samples, out, self.recipe.draw(epoch, samples))
         return len(samples)
 
 
-def _piece(recipe: Recipe, batch: int, size: int) -> int:
-    """Samples that are filled at once, as in the loader: blocks of small images must fit the
-    cache."""
+def _micro_batch(recipe: Recipe, batch: int, size: int) -> int:
+    """Return the samples to fill at once, as in the loader.
+
+    Blocks of small images must fit into the cache.
+    """
     like = fill.look(recipe.source, np.arange(len(recipe.source)))
     machinery = Machinery(recipe, Crew(size, "processes", "as asked"), like, None, pin=False)
     return min(machinery.layout(batch).piece, max(1, batch // size))
 
 
 def speed_of_threads(recipe: Recipe, settings: Settings, seconds: float) -> float:
-    """Images a second of plain threads, together."""
+    """Return images per second of all plain threads together."""
     speeds = [0.0] * settings.num_threads
     barrier = threading.Barrier(settings.num_threads)
 
@@ -124,7 +125,7 @@ def speed_of_threads(recipe: Recipe, settings: Settings, seconds: float) -> floa
 
 
 def speed_of_processes(recipe: Recipe, settings: Settings, seconds: float) -> float:
-    """Images a second of plain processes, together."""
+    """Return images per second of all plain processes together."""
     context = multiprocessing.get_context("fork")
     barrier, speeds = context.Barrier(settings.num_threads), context.SimpleQueue()
 
@@ -155,7 +156,7 @@ _SPEEDS: dict[Kind, Callable[[Recipe, Settings, float], float]] = {
 
 
 class Alone:
-    """What the bench talks to, as `reader.Reader`: both kinds of workers of one form, in turn."""
+    """Answers the requests of the bench, as `reader.Reader`: runs plain threads, then processes."""
 
     rank, size = 0, 1
 
@@ -163,8 +164,9 @@ class Alone:
         self.names = [name]
         self._settings, self._recipe = settings, recipe_of(settings, name)
 
-    def answer(self, word: dict[str, Any]) -> dict[str, Any]:
-        seconds = word["seconds"] / len(KINDS)
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Return images per second for each kind of workers."""
+        seconds = order["seconds"] / len(KINDS)
         return {kind: _SPEEDS[kind](self._recipe, self._settings, seconds) for kind in KINDS}
 
 

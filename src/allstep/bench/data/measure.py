@@ -1,17 +1,16 @@
-"""Does the input pipeline keep up? Images a second of allstep and of the peers, on the same
-images in the same run.
+"""Images per second of allstep and of other loaders, on the same images in the same run.
 
-The images are written out once, to a folder that goes away again, in each contender's own form:
-one file each (torch's DataLoader, DALI), tar shards (WebDataset), TFRecords (tf.data and allstep);
+The images are written once, to a temporary folder, in each contender's own format: one file each
+(torch's DataLoader, DALI), tar shards (WebDataset), TFRecords (tf.data and allstep);
 and packed by `allstep data pack` in two forms that only allstep reads: longer side cut to 400 at
-quality 90, and decoded with the longer side cut to 256. All of it lies in the page cache: this is
-about work, not disks.
+quality 90, and decoded with the longer side cut to 256. All data is in the page cache: the
+benchmark measures computation, not disks.
 
-Each contender is a process of its own (see `reader`) with the same number of threads or worker
+Each contender is a separate process (see `reader`) with the same number of threads or worker
 processes. In a round every contender has a turn of some seconds while the others wait with full
-queues. The first round warms up and does not count. Ratios are taken within a round. After each of
-our own contenders plain threads and processes do the same work without a loader (`ceiling`), for as
-long.
+queues. The first round is a warm-up and does not count. Ratios are taken within a round. After each
+of allstep's contenders, plain threads and processes do the same work without a loader (`ceiling`)
+for the same time.
 
 Small images (up to 64 pixels a side) are kept decoded; there the work is a crop of the padded
 image and a flip.
@@ -46,7 +45,8 @@ from allstep.errors import DataError
 from allstep.process.python import run_module
 
 REPETITIONS = 5
-NUM_EXTRA = 3  # parts of the run that are no repetition: preparing, warming up, stages
+# Phases of the run besides the repetitions: preparing, warming up, stages.
+NUM_EXTRA = 3
 MAX_SAMPLES = 2000
 _SECONDS_PER_TURN = 3.0
 _SECONDS_PER_STAGE = 1.0
@@ -79,9 +79,12 @@ def measure_data(
     max_samples: int = MAX_SAMPLES,
     progress: Progress = lambda text: None,
 ) -> DataResult:
-    """Time everybody `repetitions` times.
+    """Time every contender `repetitions` times.
 
-    `progress` is told where we are, NUM_EXTRA times more than there are repetitions.
+    `where` lists the folders or files of one dataset, `size` is the output's height and width in
+    pixels, `num_threads` the workers of each contender (default: all allowed cores), `max_samples`
+    the number of images that are used. `progress` is called with the current phase, NUM_EXTRA +
+    `repetitions` times.
     """
     source = First(open_source(list(where) if len(where) > 1 else where[0]), max_samples)
     with contextlib.ExitStack() as ending:
@@ -110,9 +113,9 @@ def measure_data(
 
 
 def prepare(source: Source, settings: Settings, progress: Progress) -> Settings:
-    """Writes the images out in all forms.
+    """Write the images in all formats and return the settings.
 
-    What comes back has the size that small images really have.
+    For small images, the settings have the images' own size.
     """
     progress("preparing")
     pixels = _pixels(source, 0)
@@ -124,9 +127,8 @@ def prepare(source: Source, settings: Settings, progress: Progress) -> Settings:
         _pack(source, settings.path / FOLDERS[RAW], raw=True)
         return settings
     _write_files(source, settings.path / FILES)
-    per_tar = -(
-        -len(source) // (2 * settings.num_threads)
-    )  # WebDataset gives whole shards to its workers
+    # WebDataset gives whole shards to its workers.
+    per_tar = -(-len(source) // (2 * settings.num_threads))
     _pack(source, settings.path / RECORDS)
     _pack(source, settings.path / TARS, to="tar", shard_samples=per_tar)
     _pack(source, settings.path / FOLDERS[PACKED], max_side=400, quality=90)
@@ -135,7 +137,7 @@ def prepare(source: Source, settings: Settings, progress: Progress) -> Settings:
 
 
 def _pixels(source: Source, number: int) -> NDArray[np.uint8]:
-    """An image, decoded; a broken one is the user's to take out."""
+    """Return a decoded image; raise BadSample if it is broken."""
     try:
         return decode(source.read(number).data)
     except ValueError as error:
@@ -145,7 +147,7 @@ def _pixels(source: Source, number: int) -> NDArray[np.uint8]:
 
 
 def _stacked(source: Source, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """All small images in one array."""
+    """Return all small images in one array."""
     images = np.empty((len(source), *shape), np.uint8)
     for number, row in enumerate(images):
         pixels = _pixels(source, number)
@@ -174,7 +176,7 @@ def _write_files(source: Source, folder: Path) -> None:
 
 
 class DataRounds:
-    """All contenders that there are, round by round."""
+    """The measurements of all available contenders, round by round."""
 
     def __init__(self, settings: Settings, ending: contextlib.ExitStack) -> None:
         self.missing: list[Missing] = []
@@ -211,21 +213,23 @@ class DataRounds:
         self._alone[name] = []
 
     def take(self, seconds: float) -> None:
-        """A turn for everybody."""
+        """Give each contender one turn of `seconds`."""
         for name, team in self._teams.items():
-            self._answers[name] += team.tell({"seconds": seconds})
+            self._answers[name] += team.request({"seconds": seconds})
             if name in self._plain:
-                self._alone[name] += self._plain[name].tell({"seconds": seconds})
+                self._alone[name] += self._plain[name].request({"seconds": seconds})
 
     def forget(self) -> None:
+        """Discard the measurements so far."""
         for answers in (*self._answers.values(), *self._alone.values()):
             answers.clear()
 
     def rows(self) -> list[DataRow]:
+        """Return a row for each contender."""
         return [_row(name, answers) for name, answers in self._answers.items()]
 
     def alone(self) -> dict[str, dict[str, list[float]]]:
-        """Images a second of plain workers, round by round: of each form, of each kind."""
+        """Return images per second of plain workers in each round, by format and kind of worker."""
         return {
             name: {kind: [answer[kind] for answer in answers] for kind in KINDS}
             for name, answers in self._alone.items()
@@ -233,11 +237,12 @@ class DataRounds:
 
 
 def _absent(name: str) -> str:
-    """Why a peer cannot be measured; empty when it can."""
+    """Return why a peer cannot be measured, or "" if it can."""
     needed = NEEDS.get(name)
     try:
         return "" if needed is None or find_spec(needed) else f"{needed} is not installed"
-    except ModuleNotFoundError:  # the package around it
+    # The parent package is not installed.
+    except ModuleNotFoundError:
         return f"{needed} is not installed"
 
 
@@ -247,7 +252,7 @@ def _row(name: str, answers: Sequence[Mapping[str, float]]) -> DataRow:
 
 
 def measure_stages(settings: Settings, name: str) -> dict[str, float]:
-    """Images a second of each stage on this thread."""
+    """Return images per second of each stage on this thread."""
     source = open_source(str(settings.path / FOLDERS[name]))
     size = settings.size
     transform = Transform(*operations(settings))
@@ -272,8 +277,9 @@ def _speed(work: Callable[[int], Any], rows: int) -> float:
         work(row)
         if done % 16 == 0 and (taken := time.perf_counter() - start) > _SECONDS_PER_STAGE:
             return done / taken
-    raise AssertionError("it goes round for ever")
+    raise AssertionError("the iterator is endless")
 
 
 def _round_and_round(rows: int) -> Iterator[int]:
+    """Return an endless iterator over the rows."""
     return itertools.cycle(range(rows))

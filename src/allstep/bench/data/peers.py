@@ -1,8 +1,8 @@
-"""The peers of `allstep bench data`, each written the way its own users write it.
+"""The other loaders of `allstep bench data`, each used as in its own documentation.
 
-All do the same work: a random resized crop (8 to 100% of the area, 3:4 to 4:3) to a square, a flip
-by chance, a batch of uint8. Or, for small images: four pixels of zeros around, a random crop of
-the old size, a flip. Each is a generator that yields the number of images of a batch, for ever.
+All do the same work: a random resized crop (8 to 100% of the area, 3:4 to 4:3) to a square, a
+random flip, a batch of uint8. Or, for small images: four pixels of zeros around, a random crop of
+the original size, a flip. Each is an endless generator of the number of images in a batch.
 """
 
 import io
@@ -18,13 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 FILES, TARS, RECORDS, ARRAYS = "files", "tars", "records", "images.npy"
-"""What the benchmark's folder holds: the same images, in each peer's own form."""
+"""Names in the benchmark's folder: the same images, in each loader's own format."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is read and how. size: pixels of a side that come out; num_threads: threads or processes
-    of a contender."""
+    """Parameters of the benchmark.
+
+    `folder` holds the images, `size` is the output's height and width in pixels, `num_threads` the
+    number of threads or processes of a contender.
+    """
 
     folder: str
     size: int
@@ -43,11 +46,11 @@ class Settings:
         return cls(**json.loads(text))
 
 
-# What users of torch write
+# Loaders for torch
 
 
 def _crop_box(width: int, height: int, random: np.random.Generator) -> tuple[int, int, int, int]:
-    """Left, top, width and height of a random resized crop: ten tries, then the middle."""
+    """Return (left, top, width, height) of a random resized crop: ten tries, then the middle."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -94,7 +97,7 @@ DECODERS: Mapping[str, Callable[[bytes, int, np.random.Generator], NDArray[np.ui
 
 
 class FilesDataset:
-    """A folder of images, one file each, as torchvision's example reads it."""
+    """A folder of images, one file each, read as in torchvision's example."""
 
     def __init__(self, settings: Settings, decoder: str) -> None:
         self.paths = sorted(str(path) for path in (settings.path / FILES).iterdir())
@@ -115,7 +118,7 @@ _random: np.random.Generator | None = None
 
 
 def _generator() -> np.random.Generator:
-    """A generator of this process's own."""
+    """Return the random generator of this process."""
     global _random
     if _random is None:
         _random = np.random.default_rng(os.getpid())
@@ -125,7 +128,8 @@ def _generator() -> np.random.Generator:
 def _dataloader(settings: Settings, decoder: str) -> Iterator[int]:
     import cv2
 
-    cv2.setNumThreads(0)  # a worker is one thread, as torch makes its own
+    # A worker is one thread, as torch sets its own threads.
+    cv2.setNumThreads(0)
     loader = _shuffled(FilesDataset(settings, decoder), settings)
     while True:
         for data, _ in loader:
@@ -133,7 +137,7 @@ def _dataloader(settings: Settings, decoder: str) -> Iterator[int]:
 
 
 def _shuffled(dataset: Any, settings: Settings) -> Any:
-    """torch's DataLoader, its workers kept from epoch to epoch."""
+    """Return torch's DataLoader, with workers that persist from epoch to epoch."""
     from torch.utils.data import DataLoader
 
     workers = settings.num_threads
@@ -228,9 +232,9 @@ def _numbers(dataset: Any) -> Iterator[int]:
 def _dali(settings: Settings) -> Iterator[int]:
     from nvidia.dali import fn, pipeline_def, types
 
-    @pipeline_def(
-        batch_size=settings.batch, num_threads=settings.num_threads, device_id=None, seed=0
-    )  # type: ignore[untyped-decorator]
+    sizes = {"batch_size": settings.batch, "num_threads": settings.num_threads}
+
+    @pipeline_def(**sizes, device_id=None, seed=0)  # type: ignore[untyped-decorator]
     def pipeline() -> Any:
         content, label = fn.readers.file(
             file_root=settings.folder, dir_filters=[FILES], random_shuffle=True
@@ -293,4 +297,4 @@ NEEDS: Mapping[str, str] = {
     "DALI": "nvidia.dali",
     "tf.data": "tensorflow",
 }
-"""Modules without which a peer is missing from the table."""
+"""Modules that each peer needs; without them it is missing from the table."""

@@ -1,11 +1,10 @@
-"""One contender of `allstep bench data`: a process that reads images as fast as it can, when it is
-told to.
+"""One contender of `allstep bench data`: a process that reads images as fast as it can on request.
 
     python -m allstep.bench.data.reader NAME SETTINGS SOCKET
 
-It calls the bench through the socket when its first batch is there, and answers each word with how
-many images came in that time. Before it counts, it throws away what its queues had gathered while
-others had their turn.
+It connects to the bench after its first batch, and answers each request with the number of images
+in that time. Before it counts, it discards the batches that its queues collected during the turns
+of other contenders.
 """
 
 import os
@@ -22,14 +21,18 @@ from allstep.process.memory import proportional_nbytes
 
 OURS, PACKED, RAW = "allstep", "allstep, packed", "allstep, raw"
 FOLDERS = {OURS: RECORDS, PACKED: "packed", RAW: "raw"}
-_WITHOUT_END = 1 << 60  # samples
-_DISCARD = 0.35  # of a turn, for what was gathered before it
-_LEAST_DISCARD = 4  # batches
+# Number of samples that is never reached.
+_WITHOUT_END = 1 << 60
+# Share of a turn, and minimum of batches, to discard because they were read before the turn.
+_DISCARD = 0.35
+_LEAST_DISCARD = 4
 
 
 def operations(settings: Settings) -> tuple[Any, ...]:
-    """What is done to images of this size: a random resized crop, or a crop of the padded
-    image; and a flip."""
+    """Return the operations for images of this size.
+
+    These are a random resized crop, or for small images a crop of the padded image; and a flip.
+    """
     from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
 
     size = settings.size
@@ -41,16 +44,10 @@ def _allstep(settings: Settings, name: str) -> Iterator[int]:
     from allstep.data.opening import open_source
 
     source = open_source(str(settings.path / FOLDERS[name]))
-    loader = Loader(
-        source,
-        Transform(*operations(settings)),
-        batch=settings.batch,
-        seed=0,
-        workers=settings.num_threads,
-    )
-    for batch in loader.batches(
-        0, _WITHOUT_END
-    ):  # through the ends of epochs, as tf.data's repeat()
+    transform = Transform(*operations(settings))
+    loader = Loader(source, transform, batch=settings.batch, seed=0, workers=settings.num_threads)
+    # Continues through the ends of epochs, as tf.data's repeat().
+    for batch in loader.batches(0, _WITHOUT_END):
         yield batch.weight
 
 
@@ -59,19 +56,19 @@ def _ours(name: str) -> Callable[[Settings], Iterator[int]]:
 
 
 def names(small: bool) -> list[str]:
-    """Everybody, in the table's order."""
+    """Return the names of all contenders, in the table's order."""
     return [RAW, *SMALL_PEERS] if small else [*FOLDERS, *PEERS]
 
 
 def readers(small: bool) -> Mapping[str, Callable[[Settings], Iterator[int]]]:
-    """How each of `names` reads."""
+    """Return the generator function of each contender of `names`."""
     if small:
         return {RAW: _ours(RAW), **SMALL_PEERS}
     return {**{name: _ours(name) for name in FOLDERS}, **PEERS}
 
 
 def count(batches: Iterator[int], seconds: float) -> dict[str, float]:
-    """How many images come in about `seconds`, whole batches only."""
+    """Return the number of images that arrive in about `seconds`, in whole batches."""
     start = time.perf_counter()
     for _ in islice(batches, _LEAST_DISCARD):
         pass
@@ -84,12 +81,12 @@ def count(batches: Iterator[int], seconds: float) -> dict[str, float]:
 
 
 def memory_in_use() -> int:
-    """Bytes of this process and of those it started; what they share counts once."""
+    """Return the bytes of this process and its descendants; shared memory counts once."""
     return proportional_nbytes([os.getpid(), *descendants(os.getpid())])
 
 
 class Reader:
-    """What the bench talks to: a rank of one."""
+    """Answers the requests of the bench, as a single rank."""
 
     rank, size = 0, 1
 
@@ -100,24 +97,27 @@ class Reader:
         next(self._batches)
         self._first = time.perf_counter() - start
 
-    def answer(self, word: dict[str, Any]) -> dict[str, Any]:
-        counted = count(self._batches, word["seconds"])
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Read images for the requested seconds and return the figures."""
+        counted = count(self._batches, order["seconds"])
         return {**counted, "first": self._first, "bytes": memory_in_use() - self._before}
 
 
 SMALL = 64
-"""Pixels of a side up to which images are small: kept decoded, and cropped without being resized.
-"""
+"""Maximum height and width of small images, which are stored decoded and not resized."""
 
 
 def main(name: str, settings: str, path: str) -> None:
+    """Run the contender `name` until the bench closes the socket at `path`."""
     import torch
 
-    import allstep.data  # noqa: F401  # imported before memory and time are looked at, as in any training script
+    # Imported before memory and time are measured, as in any training script.
+    import allstep.data  # noqa: F401
 
     torch.set_num_threads(1)
     serve(path, Reader(name, Settings.from_json(settings)))
-    os._exit(0)  # workers of the peers end with us; their own teardown takes seconds
+    # Workers of the peers end with this process; their own shutdown takes seconds.
+    os._exit(0)
 
 
 if __name__ == "__main__":

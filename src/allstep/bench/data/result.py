@@ -1,19 +1,18 @@
-"""What `allstep bench data` found: images a second of each contender, and of each stage of our
-own pipeline.
+"""Results of `allstep bench data`: images per second of each contender and each stage of allstep.
 
-Ratios are taken round by round: our speed over the peer's in the same round, and the median of
-those counts. `PROMISES` holds what we promise, for images of 224x224 on two threads; peers read
-the originals, we the originals, images packed with their longer side cut to 400, or decoded ones
-of 256.
+Ratios are taken in each round: allstep's speed divided by the peer's in the same round; the result
+is the median. `PROMISES` holds the targets, for images of 224x224 on two threads. Peers read the
+originals; allstep reads the originals, images packed with the longer side cut to 400, or decoded
+ones of 256.
 
-The stages are measured on one thread, one after the other: `read` takes a record out of its file
-and checks it, `decode` makes pixels of all of it, `augment` crops, resizes and flips pixels,
-`collate` copies them into a batch, `one image` is what a thread of the loader really does (it
-decodes only what the crop needs, straight into the batch). The slowest of the first four is the
+The stages are measured on one thread, one after the other: `read` reads a record from its file
+and checks it, `decode` decodes the whole image, `augment` crops, resizes and flips pixels,
+`collate` copies them into a batch, `one image` is the real work of a loader's thread (it
+decodes only what the crop needs, directly into the batch). The slowest of the first four is the
 bottleneck.
 
-What the loader delivers is also given as a share of what as many plain threads, or plain processes,
-do with the same work in the same round (`ceiling`), and of so many times one thread.
+The loader's speed is also shown as a share of the speed of the same number of plain threads, and
+plain processes, with the same work in the same round (`ceiling`), and of N times one thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,14 +39,17 @@ PROMISES: Mapping[tuple[str, str], float] = {
     (RAW, "tf.data"): 8.0,
 }
 KEPT: Mapping[str, float] = {OURS: 0.9, PACKED: 0.9, RAW: 0.75}
-"""Shares of plain threads and of plain processes that we promise to deliver."""
+"""Targets: minimum share of the speed of plain threads and of plain processes."""
 PROMISED_SIZE, PROMISED_THREADS = 224, 2
 
 
 @dataclass(frozen=True)
 class DataRow:
-    """One contender. speeds: images a second, turn by turn; first: seconds to the first batch;
-    nbytes: memory it took."""
+    """One contender.
+
+    `speeds` are images per second in each round, `first` is the seconds to the first batch,
+    `nbytes` the memory it allocated.
+    """
 
     name: str
     speeds: Sequence[float]
@@ -61,8 +63,10 @@ class DataRow:
 
 @dataclass(frozen=True)
 class DataResult:
-    """All rows, in the order of the table. stages: images a second on one thread, of each of our
-    forms."""
+    """All rows, in the order of the table.
+
+    `stages` are images per second on one thread, for each of allstep's formats.
+    """
 
     where: str
     num_samples: int
@@ -73,13 +77,14 @@ class DataResult:
     stages: Mapping[str, Mapping[str, float]]
     missing: Sequence[Missing]
     alone: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """Images a second of plain threads and processes, turn by turn, for each of our forms."""
+    """Images per second of plain threads and processes in each round, by allstep's formats."""
 
     def ratios(self, ours: DataRow, peer: DataRow) -> list[float]:
+        """Return allstep's speed divided by the peer's, for each round."""
         return _ratios(ours.speeds, peer.speeds)
 
     def promise(self, ours: str, peer: str) -> float | None:
-        """How many times the peer's speed we promise here; None where nothing."""
+        """Return the target for this pair, as a multiple of the peer's speed, or None."""
         return PROMISES.get((ours, peer)) if self._is_promised else None
 
     @property
@@ -91,12 +96,11 @@ class DataResult:
         return [row for row in self.rows if row.name in (OURS, PACKED, RAW)]
 
     def bottleneck(self, name: str) -> str:
-        """The stage that lets the fewest images through."""
+        """Return the stage with the fewest images per second."""
         return min(STAGES, key=lambda stage: self.stages[name][stage])
 
     def kept(self, row: DataRow) -> dict[str, float]:
-        """The shares of what plain threads, plain processes and so many single threads do that the
-        loader delivers."""
+        """Return the loader's speed as shares of plain threads, processes and N single threads."""
         alone = {
             kind: median(_ratios(row.speeds, speeds))
             for kind, speeds in self.alone.get(row.name, {}).items()
@@ -107,13 +111,13 @@ class DataResult:
         }
 
     def table(self) -> Group:
-        """For people."""
+        """Return the tables for the console."""
         each = f"{self.num_samples} images, {self.size}x{self.size} out, batch {self.batch}"
         title = f"{self.where}: {each}, {self.num_threads} threads or processes"
-        words = [self._words(row) for row in self.ours]
-        return Group(title, self._speeds(), self._ratios(), self._stages(), *words)
+        lines = [self._summary(row) for row in self.ours]
+        return Group(title, self._speeds(), self._ratios(), self._stages(), *lines)
 
-    def _words(self, row: DataRow) -> str:
+    def _summary(self, row: DataRow) -> str:
         stage = self.bottleneck(row.name)
         shares = ", ".join(
             self._share(row.name, kind, share) for kind, share in self.kept(row).items()
@@ -142,10 +146,9 @@ class DataResult:
 
     def _ratio(self, ours: DataRow, peer: DataRow) -> str:
         ratio, promise = median(self.ratios(ours, peer)), self.promise(ours.name, peer.name)
-        verdict = (
-            "" if promise is None else f" ({'met' if ratio >= promise else 'not met'}: {promise:g})"
-        )
-        return f"{ratio:.2f}{verdict}"
+        if promise is None:
+            return f"{ratio:.2f}"
+        return f"{ratio:.2f} ({'met' if ratio >= promise else 'not met'}: {promise:g})"
 
     def _stages(self) -> Table:
         table = table_of("images/s on one thread", *STAGES, WHOLE)
@@ -154,11 +157,11 @@ class DataResult:
         return table
 
     def absences(self) -> list[str]:
-        """A line for each contender that is missing from the table."""
+        """Return a line for each contender that is missing from the table."""
         return absences(self.missing)
 
     def to_json(self) -> str:
-        """Every figure of the table, the speeds behind it and the machine."""
+        """Return every figure of the table, the speeds behind it and the machine, as JSON."""
         return document("data", [self._as_json(row) for row in self.rows], self.missing)
 
     def _as_json(self, row: DataRow) -> dict[str, Any]:
@@ -181,8 +184,8 @@ class DataResult:
         }
 
     def plot(self, file: Path) -> None:
-        """Bars of the speeds, with a line from the slowest turn to the quickest."""
-        from matplotlib.figure import Figure  # takes a while to import
+        """Plot bars of the speeds, with a line from the slowest turn to the fastest."""
+        from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8, 0.5 * len(self.rows) + 1.4), layout="constrained")
         axes = figure.subplots()
@@ -192,10 +195,8 @@ class DataResult:
         axes.barh(names, speeds, xerr=list(zip(*around, strict=True)), capsize=3, color=colours)
         axes.invert_yaxis()
         axes.set_xlabel("images a second: median, slowest and quickest turn")
-        axes.set_title(
-            f"{self.size}x{self.size} out, batch {self.batch}, {self.num_threads} threads or"
-            " processes"
-        )
+        workers = f"{self.num_threads} threads or processes"
+        axes.set_title(f"{self.size}x{self.size} out, batch {self.batch}, {workers}")
         save_plot(figure, file)
 
 

@@ -1,30 +1,31 @@
 """How much of a rank's speed is left when ranks train one model together?
 
-====================
-====================================================================================================
-independent copies    every rank trains a model of its own, and nobody talks: 100% DDP on Gloo
-torch's DistributedDataParallel, as everybody has it DDP on allstep        the same, on a group of
-backend "allstep" DistributedOptimizer  `allstep.torch`: Horovod's way share_weights         the
-same with share_weights=True: one copy of the weights for all ranks of the host ====================
-====================================================================================================
+| contender | what it is |
+|---|---|
+| independent copies | every rank trains its own model without communication: 100% |
+| DDP on Gloo | torch's DistributedDataParallel in its usual form |
+| DDP on allstep | the same, on a group of backend "allstep" |
+| DistributedOptimizer | `allstep.torch`, with Horovod's interface |
+| share_weights | the same with share_weights=True: one copy of the weights per host |
 
-One set of ranks under `allstep run` has all of them, one torch thread per rank: the same model with
-the same first weights, SGD with momentum and weight decay, the same made-up images at the same step
-(see `rank`). Their losses have to be the same too; where they part, somebody computes something
-else, and there is no result. Two numbers have the same sum in either order, so with two ranks all
-losses agree to the end. More ranks may add in another order, and what begins as rounding grows
-tenfold every few steps (a ResNet turns 1e-7 into 1e-3 in a dozen): then the first steps have to
-agree, and later ones may not be far apart.
+One set of ranks under `allstep run` runs all contenders, with one torch thread per rank: the same
+model with the same initial weights, SGD with momentum and weight decay, and the same synthetic
+images at the same step (see `rank`). Their losses have to agree; otherwise a contender computes
+something else, and there is no result. Two numbers have the same sum in either order, so with two
+ranks all losses agree to the end. More ranks may add in another order, and rounding differences
+grow tenfold every few steps (a ResNet turns 1e-7 into 1e-3 in a dozen steps): then the first steps
+have to agree, and later ones only roughly.
 
-A turn is a few steps, at least `_SECONDS_PER_TURN` of them, behind a barrier. It counts with its
-slowest rank. The machine's own pace changes from minute to minute, so speeds are compared between
-neighbours only. In a round everybody has a turn, two by two with the independent copies in their
-midst::
+A turn is a few steps, at least `_SECONDS_PER_TURN` of them, after a barrier. The slowest rank
+counts. The machine's speed changes from minute to minute, so only consecutive turns are compared.
+In a round every contender has a turn, in groups of two with the independent copies between them::
 
-    DDP on Gloo   independent copies   DDP on allstep   |   DistributedOptimizer   independent copies   share_weights
+    DDP on Gloo             independent copies   DDP on allstep
+    DistributedOptimizer    independent copies   share_weights
 
-Each is compared with the independent copies beside it. The first round warms up and does not count;
-a last one, which does not count either, is watched (see `result`).
+Each contender is compared with the independent copies next to it. The first round is a warm-up and
+does not count; a last round, which does not count either, measures where the time goes (see
+`result`).
 """
 
 import contextlib
@@ -45,25 +46,29 @@ from allstep.errors import AllstepError, ConfigError
 from allstep.process.python import run_module
 
 REPETITIONS = 9
-NUM_EXTRA = 3  # parts of the run that are no repetition: starting, warming up, watching
+# Phases of the run besides the repetitions: starting, warming up, watching.
+NUM_EXTRA = 3
 _SECONDS_PER_TURN = 1.0
 _LEAST_STEPS = 3
-# of the weights that a rank may hold: five models with momentum, gradients, buckets, activations
+# Memory of a rank in copies of the weights: five models with momentum, gradients, buckets and
+# activations.
 _COPIES = 16
-_SAME_LOSS = 1e-5  # relative: what a float32 leaves open
-_NEAR_LOSS = 0.1  # relative: where rounding has had time to grow
-_FIRST_STEPS = 5  # in which it has not
+# Maximum relative difference of losses by float32 rounding, in the first steps.
+_SAME_LOSS = 1e-5
+_FIRST_STEPS = 5
+# The same after these steps, when rounding differences have grown.
+_NEAR_LOSS = 0.1
 
 Progress = Callable[[str], None]
 
 
 class StepFailed(AllstepError):
-    """There is nothing to compare with, or contenders do not learn the same."""
+    """There is no contender to measure, or contenders have different losses."""
 
 
 @dataclass
 class Seen:
-    """What was seen of one contender so far."""
+    """The measurements of one contender so far; see `StepRow`."""
 
     nbytes: float
     losses: list[float]
@@ -79,9 +84,10 @@ def measure_step(
     batch: int | None = None,
     progress: Progress = lambda text: None,
 ) -> StepResult:
-    """Time everybody `repetitions` times. batch: images of a rank at a step.
+    """Time every contender `repetitions` times.
 
-    `progress` is told where we are, NUM_EXTRA times more.
+    `model` is a name of `result.TASKS`, `batch` the images per rank and step (default: the task's).
+    `progress` is called with the current phase, NUM_EXTRA + `repetitions` times.
     """
     batch = batch or task_of(model).batch
     _check_memory(model, num_ranks)
@@ -90,9 +96,8 @@ def measure_step(
         rank = run_module("allstep.bench.step.rank", model, str(batch))
         command = run_module("allstep", "run", "-np", str(num_ranks), *rank)
         progress("starting")
-        rounds = StepRounds(
-            start_team("allstep run", command, num_ranks, folder, ending), num_ranks
-        )
+        team = start_team("allstep run", command, num_ranks, folder, ending)
+        rounds = StepRounds(team, num_ranks)
         rounds.prepare()
         progress("warming up")
         rounds.warm_up()
@@ -105,26 +110,23 @@ def measure_step(
 
 
 def _check_memory(model: str, num_ranks: int) -> None:
-    needed, free = (
-        _COPIES * num_ranks * 4 * task_of(model).num_parameters,
-        machine.memory().available,
-    )
+    needed = _COPIES * num_ranks * 4 * task_of(model).num_parameters
+    free = machine.memory().available
     if needed > free:
         raise ConfigError(
             f"--model {model} --np {num_ranks} needs about {quantities.nbytes(needed)} of memory,"
-            f" {quantities.nbytes(free)} are free: take a smaller net or fewer ranks"
+            f" {quantities.nbytes(free)} are free: choose a smaller model or fewer ranks"
         )
 
 
 def round_of(rivals: Sequence[str]) -> list[tuple[str, ...]]:
-    """A round's turns, in groups of neighbours: two rivals with the independent copies in their
-    midst."""
+    """Return the turns of a round: pairs of rivals with the independent copies between them."""
     pairs = [rivals[start : start + 2] for start in range(0, len(rivals), 2)]
     return [(first, ALONE, *second) for first, *second in pairs]
 
 
 class StepRounds:
-    """All contenders of a team, round by round."""
+    """The measurements of all contenders of a team, round by round."""
 
     def __init__(self, team: Team, num_ranks: int) -> None:
         self.steps = _LEAST_STEPS
@@ -135,15 +137,15 @@ class StepRounds:
         self._turn = 0
 
     def prepare(self) -> None:
-        """See who is there, and whether all start from the same weights."""
+        """Find the available contenders, and check that all start from the same weights."""
         for name in self._team.names:
-            if answers := self._tell(name, {"prepare": name}):
+            if answers := self._request(name, {"prepare": name}):
                 losses = _means([answer["losses"] for answer in answers])
                 self._seen[name] = Seen(fmean(answer["nbytes"] for answer in answers), losses)
         self._check_losses({name: seen.losses[:1] for name, seen in self._seen.items()})
 
     def warm_up(self) -> None:
-        """See how many steps make a turn, and take a round that does not count."""
+        """Compute the number of steps of a turn, and run a round that does not count."""
         seconds = self._train(ALONE)
         self.steps = max(_LEAST_STEPS, math.ceil(_SECONDS_PER_TURN / seconds * _LEAST_STEPS))
         self.take()
@@ -152,7 +154,7 @@ class StepRounds:
             seen.speeds.clear()
 
     def take(self) -> None:
-        """One round."""
+        """Run one round."""
         self._turn += 1
         for neighbours in round_of(self._rivals):
             seconds = {name: self._train(name) for name in neighbours}
@@ -163,20 +165,22 @@ class StepRounds:
         self._check_losses({name: self._seen[name].losses for name in self._rivals})
 
     def watch(self) -> None:
-        """A round that does not count: where the time goes."""
+        """Run a round that does not count, and record where the time goes."""
         self._turn += 1
         for name in list(self._seen):
             order = {"watch": name, "turn": self._turn, "steps": self.steps}
-            if answers := [answer["parts"] for answer in self._tell(name, order)]:
+            if answers := [answer["parts"] for answer in self._request(name, order)]:
                 parts = dict.fromkeys(part for answer in answers for part in answer)
                 self._seen[name].parts = {
                     part: fmean(answer.get(part, 0.0) for answer in answers) for part in parts
                 }
 
     def rows(self) -> list[StepRow]:
+        """Return a row for each contender."""
         return [StepRow(name, **vars(seen)) for name, seen in self._seen.items()]
 
     def absent(self) -> list[Missing]:
+        """Return the contenders that failed, with the reason."""
         return [Missing(name, reason) for name, reason in self._absent.items()]
 
     @property
@@ -185,19 +189,22 @@ class StepRounds:
 
     def _check_losses(self, losses: Mapping[str, Sequence[float]]) -> None:
         if not self._rivals:
-            raise StepFailed(f"there is nobody to measure: {'; '.join(absences(self.absent()))}")
+            raise StepFailed(f"no contender can be measured: {'; '.join(absences(self.absent()))}")
         check_losses(losses, self._num_ranks)
 
     def _train(self, name: str) -> float:
-        """Seconds of the slowest rank; infinite when the contender failed."""
-        answers = self._tell(name, {"train": name, "turn": self._turn, "steps": self.steps})
+        """Return the seconds of the slowest rank; infinite if the contender failed."""
+        answers = self._request(name, {"train": name, "turn": self._turn, "steps": self.steps})
         if answers:
             self._seen[name].losses += _means([answer["losses"] for answer in answers])
         return max((answer["seconds"] for answer in answers), default=math.inf)
 
-    def _tell(self, name: str, order: dict[str, Any]) -> list[dict[str, Any]]:
-        """The ranks' answers; none when the contender failed on one of them: it is then absent."""
-        answers = self._team.tell(order)
+    def _request(self, name: str, order: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the ranks' answers; none if the contender failed on a rank.
+
+        A failed contender is dropped and listed as absent.
+        """
+        answers = self._team.request(order)
         reasons = "; ".join(
             dict.fromkeys(answer["failed"] for answer in answers if "failed" in answer)
         )
@@ -207,22 +214,23 @@ class StepRounds:
             raise StepFailed(f"{ALONE}: {reasons}")
         self._absent[name] = f"it fails here: {reasons}"
         self._seen.pop(name, None)
-        self._team.tell({"drop": name})
+        self._team.request({"drop": name})
         return []
 
 
 def _means(by_rank: Sequence[Sequence[float]]) -> list[float]:
-    """Step by step, over the ranks."""
+    """Return the mean over the ranks for each step."""
     return [fmean(losses) for losses in zip(*by_rank, strict=True)]
 
 
 def check_losses(losses: Mapping[str, Sequence[float]], num_ranks: int) -> None:
-    """Raises StepFailed unless all contenders have the same losses, step by step."""
+    """Raise StepFailed unless all contenders have the same losses at each step."""
     (first, expected), *others = losses.items()
     for name, found in others:
         for step, (one, other) in enumerate(zip(expected, found, strict=True), 1):
             allowed = _SAME_LOSS if num_ranks <= 2 or step <= _FIRST_STEPS else _NEAR_LOSS
-            if not abs(one - other) <= allowed * abs(one):  # NaN does not pass
+            # Written with `not`, so that NaN fails.
+            if not abs(one - other) <= allowed * abs(one):
                 raise StepFailed(
                     f"{first} and {name} do not learn the same: at step {step} their losses are"
                     f" {one:.6f} and {other:.6f}, which differ by more than {allowed:g} of their"

@@ -1,25 +1,24 @@
-"""One rank of `allstep bench step`: trains with each contender when the bench says so over a
-socket, and sleeps there in between.
+"""One rank of `allstep bench step`: trains on requests of the bench, which arrive over a socket.
 
     python -m allstep.bench.step.rank MODEL BATCH SOCKET
 
-It is started by `allstep run` and speaks lines of JSON with the bench::
+It is started by `allstep run` and exchanges lines of JSON with the bench::
 
     rank  -> {"rank": 0, "size": 2, "names": ["independent copies", ...]}
     bench -> {"prepare": "DDP on Gloo"}
-    rank  -> {"nbytes": 123, "losses": [...]}             it is there, has trained for two steps, and takes so much memory
+    rank  -> {"nbytes": 123, "losses": [...]}             memory that it needs; losses of two steps
     bench -> {"train": "DDP on Gloo", "turn": 3, "steps": 5}
     rank  -> {"seconds": 1.2, "losses": [...]}            from the moment when all ranks are ready
     bench -> {"watch": "DDP on Gloo", "turn": 4, "steps": 5}
-    rank  -> {"parts": {"waiting": 0.01, ...}}            seconds of a step that go into working together
-    bench -> {"drop": "DDP on Gloo"}                      it failed somewhere
+    rank  -> {"parts": {"waiting": 0.01, ...}}            seconds per step of communication
+    bench -> {"drop": "DDP on Gloo"}                      it failed on a rank
     rank  -> {}
 
-Whatever goes wrong with a contender is answered by {"failed": why}.
+If a contender raises an error, the answer is {"failed": reason}.
 
-A contender is a function that takes the model and its SGD and gives back what is to be called in
-their place. All have the same model with the same weights, and at the same step of the same turn
-the same images and the same dropout, so that their losses are the same.
+A contender is a function that takes the model and its SGD and returns the objects to use instead.
+All have the same model with the same weights, and at the same step of the same turn the same images
+and the same dropout, so that their losses are equal.
 """
 
 import os
@@ -49,8 +48,10 @@ from allstep.comm.timeline import recorder
 from allstep.models import AlexNet, SmallCnn, resnet18
 from allstep.process.memory import written_nbytes
 
-_SECONDS_TO_WAIT = 60  # for another rank; less than the bench waits for an answer
-_STEPS_TO_PREPARE = 2  # DDP lays its buckets out anew after the first one
+# Timeout for another rank; less than the bench waits for an answer.
+_SECONDS_TO_WAIT = 60
+# DDP rebuilds its buckets after the first step.
+_STEPS_TO_PREPARE = 2
 
 Wrap = Callable[[nn.Module, Optimizer], tuple[Callable[[Tensor], Tensor], Optimizer]]
 
@@ -96,12 +97,13 @@ CONTENDERS: Mapping[str, Wrap] = {
 
 @dataclass
 class Trainee:
-    """A copy of the model, and the optimizer that a script would call."""
+    """A copy of the model and the optimizer as a training script would use them."""
 
     model: Callable[[Tensor], Tensor]
     optimizer: Optimizer
 
     def step(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Run one training step and return the loss."""
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -110,7 +112,7 @@ class Trainee:
 
 
 class StepRank:
-    """Answers the lines of the bench."""
+    """Executes the requests of the bench on one rank."""
 
     def __init__(
         self,
@@ -126,13 +128,13 @@ class StepRank:
         self._model, self._task, self._batch = model, task_of(model), batch
         self._trainees: dict[str, Trainee] = {}
         self._lessons = Lessons(self._task, rank, size, batch)
-        self._trainees[ALONE] = self._make(
-            _alone
-        )  # what torch keeps for itself from its first step on is nobody's
+        # Memory that torch allocates at its first step must not count for a contender.
+        self._trainees[ALONE] = self._make(_alone)
         self._train(ALONE, 0, _STEPS_TO_PREPARE)
         self._drop(ALONE)
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Execute a request and return the answer."""
         (verb, name), *rest = order.items()
         act: Callable[..., dict[str, Any]] = getattr(self, f"_{verb}")
         try:
@@ -149,7 +151,8 @@ class StepRank:
             self._trainees[name].step(*lesson).item()
             for lesson in self._lessons.of(0, _STEPS_TO_PREPARE)
         ]
-        dist.barrier()  # all have mapped what they share
+        # All ranks have mapped the shared memory.
+        dist.barrier()
         nbytes = written_nbytes() - before
         self._trainees[name].optimizer.zero_grad()
         return {"nbytes": nbytes, "losses": losses}
@@ -157,13 +160,9 @@ class StepRank:
     def _make(self, wrap: Wrap) -> Trainee:
         torch.manual_seed(0)
         model = MODELS[self._model]()
-        # A low rate: rounding then takes longer to grow, and losses can be compared.
-        return Trainee(
-            *wrap(
-                model,
-                torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4),
-            )
-        )
+        # With a low learning rate rounding errors grow slowly, and losses can be compared.
+        sgd = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4)
+        return Trainee(*wrap(model, sgd))
 
     def _train(
         self, name: str, turn: int, steps: int, watching: AbstractContextManager[Any] | None = None
@@ -174,7 +173,8 @@ class StepRank:
             started = time.perf_counter()
             losses = [trainee.step(*lesson) for lesson in lessons]
             seconds = time.perf_counter() - started
-        trainee.optimizer.zero_grad()  # gives memory back to those who come next
+        # Frees memory for the next contender.
+        trainee.optimizer.zero_grad()
         return {"seconds": seconds, "losses": [loss.item() for loss in losses]}
 
     def _watch(self, name: str, turn: int, steps: int) -> dict[str, Any]:
@@ -188,8 +188,7 @@ class StepRank:
 
 
 class Lessons:
-    """Images and labels, made up before the clock starts; the same whenever this rank asks for
-    this turn."""
+    """Synthetic images and labels, made before timing; always the same for a rank and turn."""
 
     def __init__(self, task: Task, rank: int, size: int, batch: int) -> None:
         self._task, self._rank, self._size, self._batch = task, rank, size, batch
@@ -197,7 +196,7 @@ class Lessons:
         self._made_for = (-1, -1)
 
     def of(self, turn: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """One for each step. Drawing it also sets the seed of what the model draws in that step."""
+        """Yield a batch for each step, after setting the seed of the model's random numbers."""
         if self._made_for != (turn, steps):
             chance = torch.Generator().manual_seed(turn * self._size + self._rank)
             self._made, self._made_for = [self._draw(chance) for _ in range(steps)], (turn, steps)
@@ -215,8 +214,7 @@ class Lessons:
 
 @contextmanager
 def watching(parts: dict[str, float]) -> Iterator[None]:
-    """Adds up where the seconds go: in collectives by what they do, and in the steps of torch's own
-    optimizers."""
+    """Add up the seconds of collectives, by what they do, and of torch's optimizer steps."""
     marks: list[float] = []
 
     def begin(*_: Any) -> None:
@@ -240,6 +238,7 @@ def watching(parts: dict[str, float]) -> Iterator[None]:
 
 
 def main(model: str, batch: str, path: str) -> None:
+    """Serve the bench as one rank, started by `allstep run`."""
     os.environ.setdefault("ALLSTEP_TIMEOUT", str(_SECONDS_TO_WAIT))
     world = allstep.comm.init()
     torch.set_num_threads(1)

@@ -1,19 +1,17 @@
-"""What `allstep bench step` found: how fast ranks train together, beside as many copies that do not
-know of each other.
+"""Results of `allstep bench step`: the speed of ranks that train together.
 
-Speeds are shares of the independent copies' speed in the turn beside: 95% means that one part in
-twenty of the time is lost to working together. What is lost is then looked for, in a turn that does
-not count:
+Speeds are shares of the independent copies' speed in the neighboring turn: 95% means that 5% of the
+time is lost to communication. A separate turn, which does not count, measures where the time goes:
 
-=========
-====================================================================================================================
-waiting    for the other ranks, in a collective moving     copying gradients into and out of shared
-memory adding     the sums themselves updating   the optimizer's own step on the weights; the
-independent copies have it too, and share_weights gives each rank a part =========
-====================================================================================================================
+| part | seconds of |
+|---|---|
+| waiting | waiting for other ranks in a collective |
+| moving | copying gradients into and out of shared memory |
+| adding | computing the sums |
+| updating | the optimizer's step, also in independent copies; share_weights divides it by ranks |
 
-They are means over the ranks. What DDP does it does in part while it still computes, so its parts
-are not all lost. Gloo does not say.
+These are means over the ranks. DDP does a part of its communication while it still computes, so its
+parts are not lost completely. Gloo does not report parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +34,11 @@ TARGET_RANKS = 2
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: a model on images of this shape, so many of them at a step of each rank.
-    targets: shares of ALONE's speed."""
+    """A model to train.
+
+    `batch` is the images per rank and step, `shape` that of an image (channels, height, width),
+    `targets` the minimum speed of contenders as a share of the independent copies' speed.
+    """
 
     batch: int
     shape: tuple[int, int, int]
@@ -57,11 +58,12 @@ TASKS: Mapping[str, Task] = {
 class StepRow:
     """One contender.
 
-    seconds: of each turn, on its slowest rank. speeds: of each turn, as a share of the independent
-    copies' in the turn beside. losses: of each step from the first on, the mean over the ranks.
-    nbytes: memory that a rank needs for it, with weights, gradients and optimizer; shared memory
-    counts once for all who share it, and what two contenders have in common (the engine of
-    `allstep.torch`, some 20 MB) with the first of them. parts: seconds of a step.
+    `seconds` of each turn, on its slowest rank. `speeds` of each turn, as a share of the
+    independent copies' speed in the neighboring turn. `losses` of each step from the first on, as
+    means over the ranks. `nbytes` is the memory that a rank needs for it, with weights, gradients
+    and optimizer; shared memory counts once for all ranks that share it, and memory that two
+    contenders have in common (the engine of `allstep.torch`, some 20 MB) counts for the first of
+    them. `parts` are seconds per step.
     """
 
     name: str
@@ -78,7 +80,10 @@ class StepRow:
 
 @dataclass(frozen=True)
 class StepResult:
-    """All rows, in the order of the table. steps: of a turn; batch: images of a rank at a step."""
+    """All rows, in the order of the table.
+
+    `steps` is the number of steps of a turn, `batch` the images per rank and step.
+    """
 
     model: str
     num_ranks: int
@@ -89,12 +94,12 @@ class StepResult:
 
     @property
     def targets(self) -> Mapping[str, float]:
-        """Empty where nothing is promised."""
+        """Return the target of each contender; empty if this setup has no targets."""
         task = TASKS[self.model]
         return task.targets if (self.num_ranks, self.batch) == (TARGET_RANKS, task.batch) else {}
 
     def met(self, row: StepRow) -> bool | None:
-        """Whether the row is as fast as we promise; None where we promise nothing."""
+        """Return whether the row meets its target, or None if it has none."""
         return row.speed >= self.targets[row.name] if row.name in self.targets else None
 
     def images_per_second(self, row: StepRow) -> float:
@@ -104,16 +109,14 @@ class StepResult:
         return median(row.seconds) / self.steps
 
     def lost(self, row: StepRow) -> float:
-        """Seconds of a step beyond what the independent copies need."""
+        """Return the seconds of a step beyond those of the independent copies."""
         pairs = zip(row.seconds, row.speeds, strict=True)
         return median(seconds * (1 - speed) for seconds, speed in pairs) / self.steps
 
     def table(self) -> Group:
-        """For people."""
-        title = (
-            f"{self.model}, {self.num_ranks} ranks with {self.batch} images each, turns of"
-            f" {self.steps} steps"
-        )
+        """Return the tables for the console."""
+        ranks = f"{self.num_ranks} ranks with {self.batch} images each"
+        title = f"{self.model}, {ranks}, turns of {self.steps} steps"
         return Group(title, self._speeds(), self._parts())
 
     def _speeds(self) -> Table:
@@ -126,30 +129,25 @@ class StepResult:
             ]
             wanted = "-" if target is None else f"{100 * target:g}%"
             images = f"{self.images_per_second(row):.1f}"
-            table.add_row(
-                row.name, images, *shares, wanted, verdict, f"{row.nbytes / (1 << 20):.0f}"
-            )
+            memory = f"{row.nbytes / (1 << 20):.0f}"
+            table.add_row(row.name, images, *shares, wanted, verdict, memory)
         return table
 
     def _parts(self) -> Table:
         table = table_of("ms of a step", "all", "lost", *PARTS)
         for row in self.rows:
-            figures = [
-                self.step_seconds(row),
-                self.lost(row),
-                *(row.parts.get(part) for part in PARTS),
-            ]
-            table.add_row(
-                row.name, *("-" if figure is None else f"{1e3 * figure:.2f}" for figure in figures)
-            )
+            parts = [row.parts.get(part) for part in PARTS]
+            figures = [self.step_seconds(row), self.lost(row), *parts]
+            cells = ["-" if figure is None else f"{1e3 * figure:.2f}" for figure in figures]
+            table.add_row(row.name, *cells)
         return table
 
     def absences(self) -> list[str]:
-        """A line for each contender that is missing from the table."""
+        """Return a line for each contender that is missing from the table."""
         return absences(self.missing)
 
     def to_json(self) -> str:
-        """Every figure of the table, the seconds behind it and the machine."""
+        """Return every figure of the table, the seconds behind it and the machine, as JSON."""
         return document("step", [self._as_json(row) for row in self.rows], self.missing)
 
     def _as_json(self, row: StepRow) -> dict[str, Any]:
@@ -174,9 +172,11 @@ class StepResult:
         }
 
     def plot(self, file: Path) -> None:
-        """Bars of the speeds, with a line from the slowest turn to the quickest, and a mark where
-        the target is."""
-        from matplotlib.figure import Figure  # takes a while to import
+        """Plot bars of the speeds, with a line from the slowest turn to the fastest.
+
+        A red mark shows the target.
+        """
+        from matplotlib.figure import Figure
 
         size = (8, 0.6 * len(self.rows) + 1.4)
         figure = Figure(figsize=size, layout="constrained")
@@ -187,17 +187,9 @@ class StepResult:
         ]
         names, speeds = [row.name for row in self.rows], [100 * row.speed for row in self.rows]
         axes.barh(names, speeds, xerr=list(zip(*around, strict=True)), capsize=3)
-        wanted = {
-            names.index(name): 100 * target
-            for name, target in self.targets.items()
-            if name in names
-        }
-        axes.vlines(
-            list(wanted.values()),
-            [at - 0.4 for at in wanted],
-            [at + 0.4 for at in wanted],
-            colors="C3",
-        )
+        targets = [item for item in self.targets.items() if item[0] in names]
+        places, wanted = [names.index(name) for name, _ in targets], [100 * t for _, t in targets]
+        axes.vlines(wanted, [at - 0.4 for at in places], [at + 0.4 for at in places], colors="C3")
         axes.invert_yaxis()
         axes.set_xlabel(
             "percent of the independent copies' speed: median, slowest and quickest turn; target"
@@ -208,8 +200,7 @@ class StepResult:
 
 
 def task_of(model: str) -> Task:
+    """Return the task of this name; raise ConfigError if there is none."""
     if model not in TASKS:
-        raise ConfigError(
-            f"--model {model!r}: there is no such net; choose one of {', '.join(TASKS)}"
-        )
+        raise ConfigError(f"--model {model!r}: no such model; choose one of {', '.join(TASKS)}")
     return TASKS[model]

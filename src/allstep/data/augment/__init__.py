@@ -1,5 +1,7 @@
-"""Operations on images, one idea per file; `operation` says what an operation is,
-`docs/augmentation.md` has the table of them."""
+"""Operations on images, one idea per file.
+
+`operation` defines what an operation is; `docs/augmentation.md` lists all of them.
+"""
 
 from allstep.data.augment.color import Brightness, ColourJitter, Contrast, Hue, Saturation
 from allstep.data.augment.erase import Cutout, Erase

@@ -1,19 +1,19 @@
 """Brightness, contrast, saturation and hue, as Pillow's ImageEnhance and torchvision define them.
 
-With a factor f and each pixel p, out = base + f * (p - base), cut off at 0 and 255, fractions
-dropped; f = 1 changes nothing, and
+With a factor f, each pixel p becomes base + f * (p - base), clipped to 0 and 255 and truncated to
+an integer. f = 1 changes nothing. The base is:
 
-| | base |
+| operation | base |
 |---|---|
 | Brightness | 0 |
 | Contrast | the mean of the grey image, rounded: one level for the whole image |
-| Saturation | the grey of the pixel itself |
+| Saturation | the grey value of the pixel itself |
 
-where grey = 0.299 R + 0.587 G + 0.114 B (ITU-R 601). Of a grey image, saturation and hue change
-nothing. `Hue` turns the hue of HSV by a share of the circle.
+where grey = 0.299 R + 0.587 G + 0.114 B (ITU-R 601). Saturation and hue do not change a grey image.
+`Hue` rotates the hue of HSV by a share of the circle.
 
-`Brightness(0.4)` draws f evenly from 0.6 to 1.4, `Brightness((0.8, 1.1))` from that range.
-`Hue(0.1)` draws the turn from -0.1 to 0.1.
+`Brightness(0.4)` draws f uniformly from 0.6 to 1.4, `Brightness((0.8, 1.1))` from that range.
+`Hue(0.1)` draws the rotation from -0.1 to 0.1.
 """
 
 from itertools import permutations
@@ -31,10 +31,11 @@ Strength = float | tuple[float, float]
 
 
 class _Colour(InPlace):
-    """Draws one figure per image from `strength` and changes the image by it."""
+    """Draw one factor per image from the range of `strength` and change the image by it."""
 
     num_draws = 1
-    around = 1.0  # what changes nothing
+    # The factor that changes nothing.
+    around = 1.0
     lowest, highest = 0.0, 100.0
 
     def __init__(self, strength: Strength) -> None:
@@ -42,17 +43,17 @@ class _Colour(InPlace):
         self._range = self._checked(strength)
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Column: the figure."""
+        """Return the table of a batch. Column: the factor."""
         low, high = self._range
         return low + draws.uniform(stream, 1) * (high - low)
 
     def one(self, image: Pixels, row: Floats) -> Pixels:
-        """In place."""
+        """Change the image in place and return it."""
         image[...] = self.change(image, float(row[0]))
         return image
 
     def change(self, image: Pixels, figure: float) -> Pixels:
-        """The image changed by `figure`."""
+        """Return the image changed by the factor `figure`."""
         raise NotImplementedError
 
     def _checked(self, strength: Strength) -> tuple[float, float]:
@@ -65,27 +66,38 @@ class _Colour(InPlace):
 
 
 class Brightness(_Colour):
-    """All levels times a factor."""
+    """Multiply all levels by a random factor.
+
+    `strength` s means factors from 1 - s to 1 + s; a pair is the range of factors.
+    """
 
     def change(self, image: Pixels, figure: float) -> Pixels:
-        """By a table of the 256 levels."""
+        """Return the changed image, by a lookup table of the 256 levels."""
         return _looked_up(image, 0, figure)
 
 
 class Contrast(_Colour):
-    """Levels drawn away from the image's mean grey, or towards it."""
+    """Move levels away from the image's mean grey or towards it.
+
+    `strength` s means factors from 1 - s to 1 + s; a pair is the range of factors.
+    """
 
     def change(self, image: Pixels, figure: float) -> Pixels:
-        """By a table of the 256 levels, around the mean."""
+        """Return the changed image, by a lookup table of the 256 levels around the mean."""
         return _looked_up(image, int(_grey(image).mean() + 0.5), figure)
 
 
 class Saturation(_Colour):
-    """Colours drawn away from the pixel's own grey, or towards it."""
+    """Move colors away from the pixel's own grey or towards it.
+
+    `strength` s means factors from 1 - s to 1 + s; a pair is the range of factors.
+    """
 
     def change(self, image: Pixels, figure: float) -> Pixels:
-        """As OpenCV's weighted sum, which rounds where Pillow drops fractions: one level apart at
-        most."""
+        """Return OpenCV's weighted sum of image and grey.
+
+        It rounds where Pillow truncates, so results differ by at most one level.
+        """
         if image.shape[2] == 1:
             return image
         grey = cv2.cvtColor(_grey(image), cv2.COLOR_GRAY2RGB)
@@ -93,23 +105,30 @@ class Saturation(_Colour):
 
 
 class Hue(_Colour):
-    """Hues turned by a share of the circle: 0.5 is the opposite colour."""
+    """Rotate hues by a random share of the circle; 0.5 is the opposite color.
+
+    `strength` s means rotations from -s to s; a pair is the range of rotations.
+    """
 
     around = 0.0
     lowest, highest = -0.5, 0.5
 
     def change(self, image: Pixels, figure: float) -> Pixels:
-        """In HSV with 256 steps each."""
+        """Return the image with rotated hues, computed in HSV with 256 steps per channel."""
         if image.shape[2] == 1:
             return image
         hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
-        hsv[..., 0] += np.uint8(round(figure * 256) % 256)  # goes round, as hues do
+        # uint8 wraps around, as hues do.
+        hsv[..., 0] += np.uint8(round(figure * 256) % 256)
         return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL), np.uint8)
 
 
 class ColourJitter(InPlace):
-    """Brightness, contrast, saturation and hue in an order that is drawn for each image, as
-    torchvision's ColorJitter."""
+    """Brightness, contrast, saturation and hue in a random order, as torchvision's ColorJitter.
+
+    Each argument is the strength of one operation: a number or a (smallest, largest) pair; 0 leaves
+    it out.
+    """
 
     def __init__(
         self,
@@ -128,12 +147,12 @@ class ColourJitter(InPlace):
         self._orders = tuple(permutations(range(4)))
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Columns: four figures, and the number of the order."""
+        """Return the table of a batch. Columns: four factors, and the index of the order."""
         figures = [part.draw(draws, f"{stream}/{type(part).__name__}") for part in self._parts]
         return np.hstack([*figures, np.floor(draws.uniform(stream, 1) * len(self._orders))])
 
     def one(self, image: Pixels, row: Floats) -> Pixels:
-        """In place."""
+        """Change the image in place and return it."""
         for number in self._orders[int(row[4])]:
             part = self._parts[number]
             if row[number] != part.around:
@@ -142,14 +161,16 @@ class ColourJitter(InPlace):
 
 
 def _grey(image: Pixels) -> Pixels:
-    """(height, width)."""
+    """Return the image as grey levels (height, width)."""
     if image.shape[2] == 1:
         return image[..., 0]
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
 
 
 def _looked_up(image: Pixels, base: int, factor: float) -> Pixels:
-    """base + factor * (p - base) of every pixel p, in Pillow's arithmetic: single precision,
-    fractions dropped."""
+    """Return base + factor * (p - base) for every pixel p.
+
+    The arithmetic is Pillow's: single precision, truncated.
+    """
     table = np.clip(base + np.float32(factor) * (_LEVELS - base), 0, 255).astype(np.uint8)
     return np.asarray(cv2.LUT(image, table), np.uint8).reshape(image.shape)

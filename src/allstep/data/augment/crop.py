@@ -19,15 +19,6 @@ def cropped(
     out: Pixels | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> Pixels:
-    """Return the part that `frame` takes with this sample's random numbers `row`, in the frame's
-    size.
-
-    Args:
-        data: an encoded image, or an array (height, width[, channels]).
-        out: memory to write the result to.
-
-    Raises:
-        ValueError: `data` is not an image, a broken one, or too large.
-    """
+    """Return the region that `frame` selects with this sample's random numbers, resized."""
     image, box = decode_part(data, partial(frame.region, row=row), frame.size, channels, max_pixels)
     return cut_out(image, box, frame.size, out)

@@ -1,4 +1,4 @@
-"""Painting a part of the image over, so that a model cannot lean on one detail.
+"""Fill a part of the image with one color, so that a model cannot rely on a single detail.
 
 `Cutout` (DeVries and Taylor 2017): a square of fixed size around any pixel, cut off at the border.
 `Erase` (random erasing, Zhong et al. 2017): with probability `p` a rectangle of random area and
@@ -24,11 +24,11 @@ class _Painter(InPlace):
     value: int | tuple[int, ...]
 
     def rectangle(self, height: int, width: int, row: Floats) -> tuple[int, int, int, int] | None:
-        """Top, left, bottom, right of what is painted over; None: nothing."""
+        """Return (top, left, bottom, right) of the part to fill, or None for no part."""
         raise NotImplementedError
 
     def one(self, image: Pixels, row: Floats) -> Pixels:
-        """In place."""
+        """Fill the rectangle in place and return the image."""
         found = self.rectangle(image.shape[0], image.shape[1], row)
         if found is not None:
             top, left, bottom, right = found
@@ -37,8 +37,11 @@ class _Painter(InPlace):
 
 
 class Cutout(_Painter):
-    """A square of `size` pixels around any pixel of the image becomes `value` (one level, or one
-    per channel)."""
+    """Fill a square around a random pixel.
+
+    `size` is the side of the square in pixels; at the border of the image it is clipped. `value` is
+    the fill level from 0 to 255: one for all channels, or one per channel.
+    """
 
     num_draws = 2
 
@@ -46,18 +49,21 @@ class Cutout(_Painter):
         self.size, self.value = check_whole("the size of Cutout", size, 1, _MAX_SIDE), _level(value)
 
     def rectangle(self, height: int, width: int, row: Floats) -> tuple[int, int, int, int] | None:
-        """The square, cut off at the border."""
+        """Return the square, clipped at the top and left border."""
         top = int(row[0] * height) - self.size // 2
         left = int(row[1] * width) - self.size // 2
         return max(0, top), max(0, left), top + self.size, left + self.size
 
 
 class Erase(_Painter):
-    """With probability `p`, a rectangle of `area` (share of the image's) and `aspect` (height /
-    width) becomes `value`.
+    """Fill a random rectangle with probability `p`.
 
-    As torchvision's RandomErasing: area uniform, aspect uniform in its logarithm, ten tries to find
-    one smaller than the image, else nothing. `value` is on the scale of the pixels, 0 to 255.
+    `area` is the range of its share of the image's area, `aspect` the range of its height / width,
+    `value` the fill level from 0 to 255 (one for all channels, or one per channel).
+
+    As in torchvision's RandomErasing, the area is uniform, the aspect is uniform in its logarithm,
+    and there are ten tries to find a rectangle smaller than the image; after that, the image stays
+    unchanged.
     """
 
     num_draws = 2 * _TRIES + 3
@@ -75,8 +81,11 @@ class Erase(_Painter):
         self.value = _level(value)
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Columns: ten heights and ten widths, as shares of the root of the image's area; where,
-        as shares of the room; 1 for "do"."""
+        """Return the table of a batch.
+
+        Columns: ten heights and ten widths, as shares of the square root of the image's area; top
+        and left, as shares of the free space; 1 if the image is changed, else 0.
+        """
         table = draws.uniform(stream, self.num_draws)
         area = self.area[0] + table[:, :_TRIES] * (self.area[1] - self.area[0])
         low, high = np.log(self.aspect)
@@ -89,7 +98,7 @@ class Erase(_Painter):
         return table
 
     def rectangle(self, height: int, width: int, row: Floats) -> tuple[int, int, int, int] | None:
-        """The first try that is smaller than the image."""
+        """Return the first of the ten tries that is smaller than the image, or None."""
         if not row[-1]:
             return None
         root = (height * width) ** 0.5
@@ -105,6 +114,6 @@ def _level(value: int | Sequence[int]) -> int | tuple[int, ...]:
     levels = (value,) if isinstance(value, int) else tuple(value)
     if not levels or not all(isinstance(level, int) and 0 <= level <= 255 for level in levels):
         raise ConfigError(
-            f"what is painted is a level from 0 to 255, or one for each channel, not {value!r}"
+            f"the fill value is a level from 0 to 255, or one for each channel, not {value!r}"
         )
     return value if isinstance(value, int) else levels

@@ -1,12 +1,12 @@
-"""Mirroring left and right.
+"""Horizontal flip.
 
-With a coin, a sample is seen the same way round in two epochs as often as not. Alternating (Jordan
-2024, "94% on CIFAR-10 in 3.29 seconds") it is flipped in every second epoch, so that two epochs
-always show both:
+With independent random flips, two epochs show a sample in the same orientation half of the time.
+The alternating flip (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds") flips it in every second
+epoch, so that two consecutive epochs always show both orientations:
 
 ```
 epoch            0  1  2  3  4
-sample 17        R  L  R  L  R        which comes first is a coin thrown once, by (seed, sample)
+sample 17        R  L  R  L  R        (seed, sample) decides which one comes first
 sample 18        L  R  L  R  L
 ```
 """
@@ -21,7 +21,10 @@ from allstep.errors import ConfigError
 
 
 class Flip(Operation):
-    """Mirrors with probability `p`; or, with `alternating=True`, in every second epoch."""
+    """Flip the image horizontally with probability `p`.
+
+    With `alternating=True`, flip it in every second epoch instead; `p` then has to be 0.5.
+    """
 
     num_draws = 1
 
@@ -32,7 +35,7 @@ class Flip(Operation):
             raise ConfigError(f"an alternating Flip flips every second time: p={p} has no meaning")
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Column: 1 where the image is to be flipped."""
+        """Return the table of a batch. Column: 1 if the image is flipped, else 0."""
         if self.alternating:
             first = draws.lasting(stream, 1) < 0.5
             flipped = first ^ bool(draws.epoch % 2)
@@ -41,7 +44,7 @@ class Flip(Operation):
         return flipped.astype(np.float64)
 
     def one(self, image: Pixels, row: Floats) -> Pixels:
-        """In place."""
+        """Flip the image in place if its row requests that, and return it."""
         if row[0] and image.flags.c_contiguous:
             cv2.flip(image, 1, dst=image)
         elif row[0]:
@@ -49,7 +52,7 @@ class Flip(Operation):
         return image
 
     def many(self, images: Pixels, table: Floats) -> Pixels | None:
-        """Those that are to be flipped, at once, in place."""
+        """Flip the images whose row requests that, all at once and in place."""
         chosen = np.flatnonzero(table[:, 0])
         images[chosen] = images[chosen, :, ::-1]
         return images

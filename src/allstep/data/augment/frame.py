@@ -1,12 +1,12 @@
-"""Crops that begin a chain: which part of an image is taken, and the size it comes out with.
+"""Crops at the start of a chain: a region of the image, and the size of the result.
 
-A `Frame` only says where to look, from the image's size and this sample's random numbers. So the
-decoder can be told before it starts, and what lies outside need not be decoded.
+A `Frame` computes the region from the image's size and this sample's random numbers only. So the
+decoder knows the region before it starts, and need not decode pixels outside it.
 
 ```
-RandomResizedCrop(224)    a random part, 8 to 100% of the area, aspect 3:4 to 4:3, stretched to 224 x 224
-CentreCrop(224)           the middle: what is left when the shorter side becomes 256 and 224 x 224 of that are cut out
-Resize(224)               all of it, stretched
+RandomResizedCrop(224)    a random region: 8 to 100% of the area, aspect 3:4 to 4:3; resized
+CentreCrop(224)           shorter side resized to 256, then the middle 224 x 224
+Resize(224)               the whole image, resized
 ```
 """
 
@@ -22,30 +22,33 @@ _TRIES = 10
 
 
 class Frame(Operation):
-    """A crop that becomes `size` (height, width)."""
+    """A crop whose result is resized to `size` (height, width)."""
 
     size: tuple[int, int]
 
     def region(self, height: int, width: int, row: Floats) -> Region:
-        """The part that is taken of an image of this height and width."""
+        """Return the region to crop from an image of this height and width."""
         raise NotImplementedError
 
     def one(self, image: Pixels, row: Floats) -> Pixels:
-        """The crop of an image that is decoded already."""
+        """Return the crop of a decoded image, resized."""
         top, left, height, width = self.region(image.shape[0], image.shape[1], row)
         return resized(image[top : top + height, left : left + width], self.size)
 
     def resizes(self) -> tuple[int, int] | None:
-        """Always `size`."""
+        """Return `size`."""
         return self.size
 
 
 class RandomResizedCrop(Frame):
-    """A random part of the image, stretched to `size`: of `area` (share of the image's) and
-    `aspect` (width / height).
+    """A random region of the image, resized to `size`.
 
-    As torchvision's: area uniform, aspect uniform in its logarithm, ten tries to find a part that
-    fits, then the largest part in the middle whose aspect is allowed.
+    `size` is one number or (height, width), in pixels. `area` is the range of the region's share of
+    the image's area, `aspect` the range of its width / height.
+
+    As in torchvision, the area is uniform, the aspect is uniform in its logarithm, and there are
+    ten tries to find a region that fits; after that, it is the largest region in the middle whose
+    aspect is allowed.
     """
 
     num_draws = 2 * _TRIES + 2
@@ -61,8 +64,11 @@ class RandomResizedCrop(Frame):
         self.aspect = check_range("the aspect of RandomResizedCrop", aspect, 1e-3, 1e3)
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Columns: ten widths and ten heights, as shares of the root of the image's area; then
-        where, as shares of the room."""
+        """Return the table of a batch.
+
+        Columns: ten widths and ten heights, as shares of the square root of the image's area; then
+        top and left, as shares of the free space.
+        """
         table = draws.uniform(stream, self.num_draws)
         areas, aspects = table[:, :_TRIES], table[:, _TRIES : 2 * _TRIES]
         area = self.area[0] + areas * (self.area[1] - self.area[0])
@@ -75,7 +81,7 @@ class RandomResizedCrop(Frame):
         return table
 
     def region(self, height: int, width: int, row: Floats) -> Region:
-        """The first try that fits."""
+        """Return the first of the ten tries that fits, else the largest region in the middle."""
         root = (height * width) ** 0.5
         numbers = row.tolist()
         for attempt in range(_TRIES):
@@ -96,11 +102,12 @@ class RandomResizedCrop(Frame):
 
 
 class CentreCrop(Frame):
-    """The middle of the image, for evaluation: as if its shorter side became `shorter` and `size`
-    were cut out of that.
+    """The middle of the image, for evaluation.
 
-    `shorter` is `size` / 0.875 when nobody says: 256 for 224. The part is whole pixels of the
-    stored image, scaled once.
+    The result is as if the shorter side was resized to `shorter` pixels and `size` was cut out of
+    the middle. `size` is one number or (height, width), in pixels; `shorter` is `size` / 0.875 by
+    default, which is 256 for 224. The region consists of whole pixels of the stored image and is
+    resized once.
     """
 
     def __init__(self, size: int | tuple[int, int], shorter: int | None = None) -> None:
@@ -112,18 +119,21 @@ class CentreCrop(Frame):
             )
 
     def region(self, height: int, width: int, row: Floats) -> Region:
-        """The middle of every image."""
+        """Return the region in the middle of the image."""
         scale = min(height, width) / self.shorter
         h, w = (max(1, round(side * scale)) for side in self.size)
         return Region((height - h) // 2, (width - w) // 2, h, w)
 
 
 class Resize(Frame):
-    """The whole image, stretched to `size`, whatever its aspect."""
+    """The whole image, resized to `size` without keeping its aspect.
+
+    `size` is one number or (height, width), in pixels.
+    """
 
     def __init__(self, size: int | tuple[int, int]) -> None:
         self.size = check_size("the size of Resize", size)
 
     def region(self, height: int, width: int, row: Floats) -> Region:
-        """All of it."""
+        """Return the region of the whole image."""
         return Region(0, 0, height, width)

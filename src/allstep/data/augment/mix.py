@@ -1,20 +1,20 @@
-"""Mixup and cutmix: two samples in one image, and their two classes in one target.
+"""Mixup and cutmix: combine two samples into one image and one target.
 
 ```
-mixup    data_i = lam_i * data_i + (1 - lam_i) * data_j                       Zhang et al. 2017
-cutmix   data_i = data_i, but inside a box data_j; lam_i = share outside it   Yun et al. 2019
-both     target_i = lam_i * target_i + (1 - lam_i) * target_j                 (n, num_classes), float
+mixup   data_i = lam_i * data_i + (1 - lam_i) * data_j                       Zhang et al. 2017
+cutmix  data_i = data_j inside a box, else data_i; lam_i = share outside it  Yun et al. 2019
+both    target_i = lam_i * target_i + (1 - lam_i) * target_j                 (n, num_classes), float
 ```
 
-j is the sample before i in the batch (before the first comes the last): the order is random
-already. **A batch here is the share of one worker**, so these two are the only operations whose
-outcome depends on the number of workers. lam and the box belong to (seed, epoch, sample), like all
-random numbers.
+j is the sample before i in the batch (the last sample, for the first one): the order is already
+random. **A batch here is one worker's share of the global batch**, so these two are the only
+operations whose result depends on the number of workers. lam and the box depend on (seed, epoch,
+sample), like all random numbers.
 
-lam is drawn from Beta(alpha, alpha) by inverting its distribution function. That is tabulated once:
-with x = s^(1/alpha) / 2, the lower half of the distribution is an integral over s of (1 - x)^(alpha
-- 1), which is smooth, while the density itself is infinite at 0 for alpha < 1. The upper half is
-its mirror image.
+lam is drawn from Beta(alpha, alpha) by inverting its distribution function, which is tabulated
+once. With x = s^(1/alpha) / 2, the lower half of the distribution is an integral over s of
+(1 - x)^(alpha - 1), which is smooth, while the density itself is infinite at 0 for alpha < 1. The
+upper half is the mirror image of the lower one.
 """
 
 from copy import copy
@@ -32,7 +32,7 @@ _NODES = 4097
 
 
 class _Mix:
-    """What the two have in common: lam, the partner, and the target."""
+    """The common part of mixup and cutmix: lam, the second sample, and the target."""
 
     on_batches = True
 
@@ -45,18 +45,19 @@ class _Mix:
         self._below_half = _lower_half(alpha)
 
     def for_classes(self, num_classes: int | None) -> "_Mix":
-        """The same for a set of so many classes."""
+        """Return a copy of this operation for `num_classes` classes."""
         if num_classes is None:
             name = type(self).__name__
             raise ConfigError(
                 f"{name} must know the number of classes: {name}({self.alpha}, num_classes=...)"
             )
-        same = copy(self)  # with its table, which takes longer to make than a batch
+        # The copy includes the table of lam, which takes longer to compute than a batch.
+        same = copy(self)
         same.num_classes = num_classes
         return same
 
     def lam(self, shares: Floats) -> Floats:
-        """Beta(alpha, alpha) from uniform numbers."""
+        """Return numbers distributed as Beta(alpha, alpha) from uniform numbers `shares`."""
         below = 0.5 * np.interp(np.minimum(shares, 1 - shares), *self._below_half) ** (
             1 / self.alpha
         )
@@ -71,7 +72,7 @@ class _Mix:
         return lam[:, None] * soft + (1 - lam[:, None]) * soft.roll(1, 0)
 
     def _soft(self, target: Tensor) -> Tensor:
-        """(n, num_classes); what is soft already stays."""
+        """Return targets as (n, num_classes); targets of this form stay as they are."""
         if target.is_floating_point() and target.ndim == 2:
             return target.float()
         assert self.num_classes is not None
@@ -79,7 +80,8 @@ class _Mix:
             raise ConfigError(
                 f"{self!r} mixes targets that are one class each, (n,), not {tuple(target.shape)}"
             )
-        known = target.numel() and target.device.type == "cpu"  # elsewhere to look is to wait
+        # On other devices, reading the values would wait for the device.
+        known = target.numel() and target.device.type == "cpu"
         if known and not 0 <= int(target.min()) <= int(target.max()) < self.num_classes:
             raise ConfigError(
                 f"{self!r}: the targets {int(target.min())} to {int(target.max())} are not all"
@@ -99,15 +101,13 @@ class Mixup(_Mix):
     def __call__(
         self, data: Tensor, target: Tensor, draws: Draws, stream: str
     ) -> tuple[Tensor, Tensor]:
-        """Mixed data and target."""
-        lam = torch.from_numpy(self.lam(draws.uniform(stream, 1)[:, 0]).astype(np.float32)).to(
-            data.device
-        )
+        """Return the mixed data and target."""
+        weights = self.lam(draws.uniform(stream, 1)[:, 0]).astype(np.float32)
+        lam = torch.from_numpy(weights).to(data.device)
         share = lam.view(-1, 1, 1, 1)
         images = data if data.is_floating_point() else data.float()
-        return torch.lerp(images.roll(1, 0), images, share.to(images.dtype)), self._mixed_target(
-            target, lam
-        )
+        mixed = torch.lerp(images.roll(1, 0), images, share.to(images.dtype))
+        return mixed, self._mixed_target(target, lam)
 
 
 class Cutmix(_Mix):
@@ -123,7 +123,7 @@ class Cutmix(_Mix):
     def __call__(
         self, data: Tensor, target: Tensor, draws: Draws, stream: str
     ) -> tuple[Tensor, Tensor]:
-        """Mixed data and target."""
+        """Return the mixed data and target."""
         height, width = data.shape[-2:]
         table = draws.uniform(stream, 3)
         side = np.sqrt(1 - self.lam(table[:, 0]))
@@ -137,8 +137,10 @@ class Cutmix(_Mix):
 
 
 def _inside(shares: Floats, side: Floats, length: int) -> NDArray[np.bool_]:
-    """Which of `length` pixels lie in an interval of `side` (share of the length) around the pixel
-    at `shares`: (n, length)."""
+    """Return a mask (n, length) of the pixels inside each interval along one side of the image.
+
+    `shares` holds the center and `side` the extent of each interval, as shares of `length`.
+    """
     centre, extent = np.floor(shares * length), np.floor(side * length)
     first = centre - extent // 2
     pixel = np.arange(length)
@@ -147,7 +149,7 @@ def _inside(shares: Floats, side: Floats, length: int) -> NDArray[np.bool_]:
 
 
 def _lower_half(alpha: float) -> tuple[Floats, Floats]:
-    """The distribution function up to 1/2, and s at these values."""
+    """Return the distribution function up to 1/2, and s at these values."""
     s = np.linspace(0, 1, _NODES)
     density = (1 - 0.5 * s ** (1 / alpha)) ** (alpha - 1)
     area = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])

@@ -1,8 +1,7 @@
-"""Levels 0 to 255 become the numbers that a model likes: (level / 255 - mean) / std, for each
-channel.
+"""Normalize pixel values from 0 to 255: (value / 255 - mean) / std, for each channel.
 
-It is the last step on a batch and runs on the batch's device: bytes travel there, a quarter of what
-floats would take.
+This is the last step on a batch and runs on the batch's device, so that uint8 is copied to the
+device: a quarter of the bytes that float32 would take.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,8 +14,11 @@ from allstep.errors import ConfigError
 
 
 class Normalize:
-    """`mean` and `std` of each channel on the scale 0 to 1, as torchvision's Normalize has them;
-    one number does for all channels."""
+    """Subtract `mean` and divide by `std`, as torchvision's Normalize does.
+
+    Both are on the scale 0 to 1, one number per channel or one for all channels. `dtype` is the
+    type of the result (default: float32).
+    """
 
     on_batches = True
 
@@ -36,14 +38,16 @@ class Normalize:
             raise ConfigError(f"the std of Normalize must be above 0, not {self.std}")
         if len(self.mean) != len(self.std):
             raise ConfigError(
-                f"Normalize has {len(self.mean)} means but {len(self.std)} standard deviations"
+                f"Normalize has {len(self.mean)} means but {len(self.std)} stds; give the same number"
             )
 
     def __call__(
         self, data: Tensor, target: Tensor, draws: Draws, stream: str
     ) -> tuple[Tensor, Tensor]:
-        """`data` (n, channels, height, width) on the scale 0 to 255, of any type; the target is
-        left alone."""
+        """Return normalized `data`, and `target` unchanged.
+
+        `data` is (n, channels, height, width) on the scale 0 to 255, of any type.
+        """
         if len(self.mean) not in (1, data.shape[1]):
             raise ConfigError(
                 f"{self!r} has {len(self.mean)} channels, the images have {data.shape[1]}"

@@ -1,13 +1,13 @@
-"""What an operation on images is.
+"""The interface of an operation on images.
 
 ```
-draw(draws, stream)      -> table (n, k)       the random numbers of a whole batch, made into parameters: once per batch
-one(image, row)        -> image            one image (height, width, channels), with its row of that table
-many(images, table)    -> images | None    n equal small images at once; None: "one by one, please"
+draw(draws, stream)    -> table (n, k)     parameters from random numbers, once per batch
+one(image, row)        -> image            one image (height, width, channels) and its table row
+many(images, table)    -> images | None    n small images of one shape; None: use `one` instead
 ```
 
-An image is uint8 and belongs to the operation: it may be changed in place and handed back. `many`
-gives bit for bit what `one` gives.
+An image is uint8. The operation owns it and may change it in place and return it. `many` returns
+the same bits as `one`.
 """
 
 import operator
@@ -21,55 +21,61 @@ from allstep.errors import ConfigError, cut
 
 
 class Operation:
-    """One step of a transform; the base class leaves an image as it is."""
+    """One step of a transform; the base class returns each image unchanged."""
 
     num_draws = 0
-    """How many uniform numbers a sample needs."""
+    """Number of uniform random numbers that a sample needs."""
     releases_gil = True
-    """Whether other threads run while it works."""
+    """Whether other Python threads can run during the operation."""
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """What this operation wants to know of a batch: plain uniform numbers, unless it makes
-        something of them here."""
+        """Return the parameters of a batch, one row per sample.
+
+        The default is `num_draws` uniform numbers per sample; subclasses convert them to
+        parameters.
+        """
         return draws.uniform(stream, self.num_draws)
 
     def one(self, image: Pixels, row: Floats) -> Pixels:
-        """The image after this step; `row` is this sample's row of what `draw` gave."""
+        """Return the image after this step; `row` is this sample's row of the table from `draw`."""
         return image
 
     def many(self, images: Pixels, table: Floats) -> Pixels | None:
-        """The same for n images (n, height, width, channels) and their rows; None where there is
-        no quicker way than one by one."""
+        """Return n images (n, height, width, channels) after this step.
+
+        `table` holds one row per image. Return None where there is no faster way than `one` per
+        image.
+        """
         return None
 
     def resizes(self) -> tuple[int, int] | None:
-        """(height, width) of what comes out; None: that of what goes in."""
+        """Return (height, width) of the output, or None if the operation keeps the size."""
         return None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._arguments().items())})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self._arguments().items())
+        return f"{type(self).__name__}({arguments})"
 
     def _arguments(self) -> dict[str, Any]:
-        """The arguments as the user would write them; public attributes unless a class says
-        otherwise."""
+        """Return the constructor's arguments for `repr`; the default is all public attributes."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
 class InPlace(Operation):
-    """An operation that changes an image where it lies.
+    """An operation that changes an image in place.
 
-    Of small images, too, it does one after the other.
+    Small images, too, are changed one after the other.
     """
 
     def many(self, images: Pixels, table: Floats) -> Pixels | None:
-        """By `one`, but without the rest of the way that a single image goes."""
+        """Call `one` on each image in place; this skips the other per-image work of a transform."""
         for image, row in zip(images, table, strict=True):
             self.one(image, row)
         return images
 
 
 def check_share(what: str, value: float) -> float:
-    """`value`, which must be a probability."""
+    """Return `value` as a float; raise ConfigError unless it is from 0 to 1."""
     if not 0 <= value <= 1:
         raise ConfigError(f"{what} is a share from 0 to 1, not {value}")
     return float(value)
@@ -78,7 +84,7 @@ def check_share(what: str, value: float) -> float:
 def check_range(
     what: str, pair: tuple[float, float], low: float, high: float
 ) -> tuple[float, float]:
-    """`pair`, which must be (smaller, larger) within `low` and `high`."""
+    """Return `pair` as floats; raise ConfigError unless `low` <= first <= second <= `high`."""
     try:
         first, second = (float(value) for value in pair)
     except (TypeError, ValueError):
@@ -91,7 +97,7 @@ def check_range(
 
 
 def check_whole(what: str, value: int, low: int, high: int) -> int:
-    """`value`, which must be a whole number from `low` to `high`."""
+    """Return `value` as an int; raise ConfigError unless it is from `low` to `high`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -102,19 +108,16 @@ def check_whole(what: str, value: int, low: int, high: int) -> int:
 
 
 def check_size(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) of a size that was given as one number or two."""
+    """Return (height, width) of a size given as one number or as a pair."""
+    sides = size if isinstance(size, Iterable) else (size, size)
     try:
-        height, width = (
-            operator.index(side) for side in (size if isinstance(size, Iterable) else (size, size))
-        )
+        height, width = (operator.index(side) for side in sides)
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
-        raise ConfigError(
-            f"{what} is a number of pixels, or (height, width), not {cut(repr(size))}"
-        )
+        found = cut(repr(size))
+        raise ConfigError(f"{what} is a number of pixels, or (height, width), not {found}")
     if height * width > MAX_PIXELS:
-        raise ConfigError(
-            f"{what}: expected at most {MAX_PIXELS:,} pixels in all, found {cut(repr(size))}"
-        )
+        found = cut(repr(size))
+        raise ConfigError(f"{what}: expected at most {MAX_PIXELS:,} pixels in all, found {found}")
     return height, width

@@ -1,12 +1,12 @@
-"""Pad and crop: the usual augmentation of small images (He et al. 2015, section 4.2).
+"""Pad and crop: the usual augmentation of small images (ResNet, arXiv:1512.03385, section 4.2).
 
 ```
 +-----------------+
-| pad             |     the image is given a border of `pad` pixels, black or its own mirror image,
-|  +-----------+  |     and a part of `size` is cut out of that, anywhere
-|  |  image  |  |
-|  |           |  |     mode "reflect" mirrors without repeating the edge, as numpy and torchvision do: c b | a b c | b a
-|  +-----------+  |
+| pad             |     The image gets a border of `pad` pixels: black, or its mirror image.
+|  +-----------+  |     A region of `size` is then cut out at a random position.
+|  |   image   |  |
+|  |           |  |     mode "reflect" mirrors without repeating the edge, as numpy and
+|  +-----------+  |     torchvision do: c b | a b c | b a
 +-----------------+
 ```
 """
@@ -22,14 +22,17 @@ from allstep.data.random.draws import Floats
 from allstep.errors import ConfigError, did_you_mean
 
 _MODES = {"zero": cv2.BORDER_CONSTANT, "reflect": cv2.BORDER_REFLECT_101}
-# An image of 32 x 32 becomes 4 million pixels with it, of which 32 x 32 are taken.
+# With this border an image of 32 x 32 already becomes 4 million pixels, of which 32 x 32 are used.
 _MAX_PAD = 1000
 _NUMPY_MODES = {"zero": "constant", "reflect": "reflect"}
 
 
 class PadAndCrop(Operation):
-    """Pads by `pad` pixels on all sides, then cuts `size` out at random; without a `size`, that of
-    the image."""
+    """Pad by `pad` pixels on all sides, then cut out `size` at a random position.
+
+    `size` is one number or (height, width); None keeps the image's size. `mode` of the border is
+    "zero" or "reflect".
+    """
 
     num_draws = 2
 
@@ -42,7 +45,7 @@ class PadAndCrop(Operation):
         self.pad, self.mode = check_whole("the pad of PadAndCrop", pad, 0, _MAX_PAD), mode
 
     def one(self, image: Pixels, row: Floats) -> Pixels:
-        """One image: always new memory."""
+        """Return the crop of one image, always in new memory."""
         (height, width), tops, lefts = self._places(image.shape[:2], row[None])
         pad, top, left = self.pad, int(tops[0]), int(lefts[0])
         padded = np.asarray(
@@ -52,7 +55,7 @@ class PadAndCrop(Operation):
         return padded[top : top + height, left : left + width].astype(np.uint8)
 
     def many(self, images: Pixels, table: Floats) -> Pixels | None:
-        """All windows of all padded images are one view, from which each picks its own."""
+        """Return the crops, selected from one view of all windows of the padded images."""
         pad = self.pad
         (height, width), tops, lefts = self._places(images.shape[1:3], table)
         borders = [(0, 0), (pad, pad), (pad, pad), (0, 0)]
@@ -61,13 +64,13 @@ class PadAndCrop(Operation):
         ]
 
     def resizes(self) -> tuple[int, int] | None:
-        """`size`, when there is one."""
+        """Return `size`, which may be None."""
         return self.size
 
     def _places(
         self, shape: tuple[int, ...], table: Floats
     ) -> tuple[tuple[int, int], NDArray[np.int64], NDArray[np.int64]]:
-        """The size of the windows, and their upper left corners in the padded images."""
+        """Return the windows' size, and their top and left positions in the padded images."""
         size = self.size or (shape[0], shape[1])
         room = [side + 2 * self.pad - wanted for side, wanted in zip(shape, size, strict=True)]
         if min(room) < 0 or (self.mode == "reflect" and self.pad >= min(shape)):
@@ -77,7 +80,7 @@ class PadAndCrop(Operation):
 
 
 def _padded(images: Pixels, borders: list[tuple[int, int]], mode: str) -> Pixels:
-    """np.pad; zeros by hand, because it is called for every batch."""
+    """Return `images` with borders, as `np.pad` does; by hand for zeros, which is faster."""
     if mode != "zero":
         return np.pad(images, borders, mode="reflect")
     pad = borders[1][0]
@@ -88,7 +91,7 @@ def _padded(images: Pixels, borders: list[tuple[int, int]], mode: str) -> Pixels
 
 
 def _windows(padded: Pixels, height: int, width: int) -> Pixels:
-    """A view (n, tops, lefts, height, width, channels) of all windows of this size."""
+    """Return a view (n, tops, lefts, height, width, channels) of all windows of this size."""
     n, rows, columns, channels = padded.shape
     a, b, c, d = padded.strides
     shape = (n, rows - height + 1, columns - width + 1, height, width, channels)

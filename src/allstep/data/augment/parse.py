@@ -1,15 +1,15 @@
-"""Transforms as they are written in a config or on the command line: "RandomResizedCrop(224),
-Flip()", or a name from `PRESETS`.
+"""Parse transforms in a config or on the command line.
 
-The text is read as Python's own syntax but not run: only names that are known, called with plain
-values.
+A transform is written as "RandomResizedCrop(224), Flip()", or as a name from `PRESETS`. The text is
+parsed as Python syntax and never executed: only known names are allowed, called with literals.
 
-| | known names | gives |
+| function | known names | returns |
 |---|---|---|
 | `spelled` | those of `allstep.data.augment`, for images | a `Transform` |
-| `spelled_mix` | Mixup, Cutmix, for whole batches | operations for `Transform(batch=...)`; `check_mix` only looks, without torch |
+| `spelled_mix` | Mixup, Cutmix, for whole batches | operations for `Transform(batch=...)` |
+| `check_mix` | the same | the parsed calls; it checks them without importing torch |
 
-"none" spells an empty chain.
+"none" is an empty chain.
 """
 
 import ast
@@ -30,13 +30,13 @@ PRESETS: Mapping[str, str] = {
     "fashion-mnist": "PadAndCrop(28, pad=2), Flip()",
 }
 MIXES = ("Mixup", "Cutmix")
-_MOST_OPERATIONS = 100
-"""In one chain: each of them costs time at every image."""
+_MAX_OPERATIONS = 100
+"""Maximum number of operations in one chain: each of them costs time for every image."""
 _IMAGES = tuple(name for name in augment.__all__ if name != "Operation")
 
 
 class _Call(NamedTuple):
-    """One operation, as it was written."""
+    """One operation as written in the text."""
 
     text: str
     name: str
@@ -44,7 +44,7 @@ class _Call(NamedTuple):
     named: dict[str, Any]
 
     def made(self, home: Any) -> Any:
-        """The operation, from the module that has it."""
+        """Return the operation, made by the class of this name in module `home`."""
         try:
             return getattr(home, self.name)(*self.arguments, **self.named)
         except (TypeError, ValueError) as error:
@@ -58,7 +58,10 @@ def spelled(
     shape: Shape | None = None,
     batch: Sequence[BatchOperation] = (),
 ) -> Transform:
-    """The transform that `text` spells; the rest is `Transform`'s."""
+    """Return the transform that `text` describes.
+
+    `channels`, `shape` and `batch` are arguments of `Transform`.
+    """
     written = PRESETS.get(text.strip(), text)
     calls = _calls(written, _IMAGES, PRESETS, PRESETS["imagenet"])
     operations: list[Operation] = [call.made(augment) for call in calls]
@@ -66,15 +69,14 @@ def spelled(
 
 
 def spelled_mix(text: str) -> list[BatchOperation]:
-    """The operations on whole batches that `text` ("Mixup(0.2), Cutmix(1.0)") spells, one after the
-    other."""
+    """Return the operations on whole batches that `text` describes, such as "Mixup(0.2)"."""
     from allstep.data.augment import mix  # needs torch
 
     return [call.made(mix) for call in check_mix(text)]
 
 
 def check_mix(text: str) -> list[_Call]:
-    """ConfigError unless `text` can be one for `spelled_mix`."""
+    """Return the parsed calls of `text`; raise ConfigError if `spelled_mix` cannot use it."""
     return _calls(text, MIXES, (), "Mixup(0.2), Cutmix(1.0)")
 
 
@@ -89,9 +91,9 @@ def _calls(
         raise ConfigError(f"{cut(text)!r}: expected operations such as {example!r}") from error
     if not isinstance(tree, ast.List):
         raise ConfigError(f"{cut(text)!r}: expected operations such as {example!r}")
-    if len(tree.elts) > _MOST_OPERATIONS:
+    if len(tree.elts) > _MAX_OPERATIONS:
         found = f"found {len(tree.elts):,}: {cut(text)!r}"
-        raise ConfigError(f"expected at most {_MOST_OPERATIONS} operations, {found}")
+        raise ConfigError(f"expected at most {_MAX_OPERATIONS} operations, {found}")
     return [_call(each, known, presets) for each in tree.elts]
 
 
@@ -114,8 +116,7 @@ def _call(node: ast.expr, known: Collection[str], presets: Collection[str]) -> _
 
 
 def _instead(name: str, known: Collection[str]) -> str:
-    """What to do about a name that is not known here; an operation of the other kind is told where
-    it belongs."""
+    """Return the error text for an unknown name, with the place or the name to use instead."""
     if name in MIXES:
         return f"{name} works on whole batches: write it in data.mix"
     if name in _IMAGES:

@@ -1,7 +1,7 @@
-"""Turning an image about its middle.
+"""Rotate an image about its center.
 
-As Pillow's `Image.rotate(angle, BILINEAR)`: a positive angle turns against the clock, the size
-stays, and what comes in from outside has the level `fill`.
+This matches Pillow's `Image.rotate(angle, BILINEAR)`: a positive angle is counterclockwise, the
+size stays, and pixels from outside the image have the level `fill`.
 """
 
 import cv2
@@ -14,8 +14,11 @@ from allstep.errors import ConfigError
 
 
 class Rotate(InPlace):
-    """Turns by an angle drawn evenly from -`degrees` to `degrees`, or from a range (smallest,
-    largest)."""
+    """Rotate by a random angle.
+
+    The angle is uniform from -`degrees` to `degrees`, or in the range `degrees` = (smallest,
+    largest). `fill` is the level, 0 to 255, of pixels from outside the image.
+    """
 
     num_draws = 1
 
@@ -27,14 +30,15 @@ class Rotate(InPlace):
         self._range = check_range("the degrees of Rotate", pair, -360, 360)
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Column: the angle."""
+        """Return the table of a batch. Column: the angle in degrees."""
         low, high = self._range
         return low + draws.uniform(stream, 1) * (high - low)
 
     def one(self, image: Pixels, row: Floats) -> Pixels:
-        """In place."""
+        """Rotate the image in place and return it."""
         height, width, channels = image.shape
-        middle = (width - 1) / 2, (height - 1) / 2  # OpenCV counts from pixel centres
+        # OpenCV's coordinates refer to pixel centers.
+        middle = (width - 1) / 2, (height - 1) / 2
         matrix = cv2.getRotationMatrix2D(middle, float(row[0]), 1.0)
         turned = cv2.warpAffine(
             image, matrix, (width, height), flags=cv2.INTER_LINEAR, borderValue=(self.fill,) * 4

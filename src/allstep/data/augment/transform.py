@@ -1,23 +1,21 @@
-"""A chain of operations, as the loader uses it: random numbers for a batch, then each image into
-its place.
+"""A chain of operations: random numbers for a whole batch, then each image into the batch's memory.
 
 ```
-draw(seed, epoch, samples) ----------------------> Draws        once per batch, vectorised
+draw(seed, epoch, samples) ----------------------> Draws        once per batch, vectorized
                                                      |
-stored bytes or array --one(data, out, draws, row)---+--> out   (height, width, channels) uint8, a
-place in the batch's memory equal small arrays ------many(data, out, draws)------+--> out   (n,
-height, width, channels): many at once, where all can
-                                                     |
-batch on its device --on_batch(data, target, draws)--+--> data, target    mixup, cutmix,
-normalisation ```
+stored bytes or array --one(data, out, draws, row)---+--> out   (height, width, channels) uint8,
+                                                     |          part of the batch's memory
+small equal arrays -------many(data, out, draws)-----+--> out   (n, height, width, channels),
+                                                     |          if all operations support it
+batch on its device --on_batch(data, target, draws)--+--> data, target    mixup, cutmix, Normalize
+```
 
-When the first operation is a crop (`Frame`), decoding and cropping are one step, and what lies
-outside the crop is not decoded where the format allows that. Later operations work where the
-image lies.
+If the first operation is a crop (`Frame`), decoding and cropping are one step, and pixels outside
+the crop are not decoded if the format allows that. Later operations change the image in place.
 
-Random numbers belong to (seed, epoch, sample) and to the operation's name, so neither the worker
-nor the number of workers changes an image, and adding an operation leaves the draws of the others
-as they were.
+Random numbers depend on (seed, epoch, sample) and the operation's name. Therefore the result does
+not depend on the worker or the number of workers, and adding an operation does not change the
+random numbers of the others.
 """
 
 from collections import Counter
@@ -49,29 +47,33 @@ class BatchOperation(Protocol):
     def __call__(
         self, data: "Tensor", target: "Tensor", draws: Draws, stream: str
     ) -> tuple["Tensor", "Tensor"]:
-        """The batch after this step:
+        """Return data and target after this step.
 
-        `data` (n, channels, height, width), `target` (n,) or (n, classes).
+        `data` is (n, channels, height, width), `target` is (n,) or (n, classes).
         """
 
 
 class Transform:
-    """From what a source stores to what a model is fed: `Transform(RandomResizedCrop(224), Flip(),
-    batch=[Normalize(mean, std)])`.
+    """The steps from stored samples to the model's input.
 
-    `operations` are those of `allstep.data.augment` and functions of yours: `f(image)` or
-    `f(image, rng)`, uint8 array (height, width, channels) in and out. `batch` works on whole
-    batches, on their device. `channels` is 3 (RGB) or 1 (grey). `shape` is needed only when a
-    function of yours changes the size. Images of more than `max_pixels` are bad samples.
+    Example: `Transform(RandomResizedCrop(224), Flip(), batch=[Normalize(mean, std)])`.
+
+    `operations` are those of `allstep.data.augment` and user functions: `f(image)` or `f(image,
+    rng)`, with a uint8 array (height, width, channels) as input and output. `batch` lists
+    operations on whole batches; they run on the batch's device. `channels` is 3 (RGB, the default)
+    or 1 (grey). `shape` (height, width, channels) of the output is needed only if a user function
+    changes the size. Images of more than `max_pixels` count as bad samples.
     """
 
     shape: Shape | None
-    """(height, width, channels) of what comes out; None: the source's arrays keep their shape."""
+    """(height, width, channels) of the output; None if the source's arrays keep their shape."""
     releases_gil: bool
-    """False as soon as a user's function is among the operations."""
+    """Whether all operations release the GIL; False if one of them is a user function."""
     num_classes: int | None = None
-    """How many classes there are, for mixup and cutmix that were not told; what a loader's source
-    knows is used else."""
+    """Number of classes for mixup and cutmix that have none of their own.
+
+    None: the number that the loader's source knows.
+    """
 
     def __init__(
         self,
@@ -98,16 +100,16 @@ class Transform:
         )
 
     def draw(self, seed: int, epoch: int, samples: NDArray[np.int64]) -> Draws:
-        """All random numbers of a batch at once; row i belongs to `samples[i]`."""
+        """Return all random numbers of a batch; row i is for `samples[i]`."""
         draws = Draws(seed, epoch, np.asarray(samples, dtype=np.int64))
         pairs = zip(self.operations, self._streams, strict=True)
         parameters = tuple(operation.draw(draws, stream) for operation, stream in pairs)
         return Draws(seed, epoch, draws.samples, parameters)
 
     def one(self, data: Any, out: Pixels, draws: Draws, row: int) -> None:
-        """Writes one sample into `out` (height, width, channels).
+        """Write one sample into `out` (height, width, channels).
 
-        ValueError when `data` is not an image that can be decoded.
+        Raises ValueError if `data` is not an image that can be decoded.
         """
         image = self._decoded(data, out, draws, row)
         for number in range(self._first is not None, len(self.operations)):
@@ -120,8 +122,11 @@ class Transform:
             self._place(image, out)
 
     def many(self, data: NDArray[Any], out: Pixels, draws: Draws) -> bool:
-        """Writes a block of equal small images into `out` (n, height, width, channels); False,
-        and `out` unused: use `one`."""
+        """Write small images of one shape into `out` (n, height, width, channels).
+
+        Return False if an operation does not support this; then `out` is undefined and the caller
+        uses `one`.
+        """
         if data.dtype != np.uint8 or any(
             type(each).many is Operation.many for each in self.operations
         ):
@@ -134,18 +139,19 @@ class Transform:
     def on_batch(
         self, data: "Tensor", target: "Tensor", draws: Draws, num_classes: int | None = None
     ) -> tuple["Tensor", "Tensor"]:
-        """The batch after mixup, cutmix, normalisation; computed on the device where `data` is.
+        """Return data and target after the batch operations, computed on the device of `data`.
 
-        `num_classes` serves mixup and cutmix where neither they nor the transform were told.
+        `num_classes` is used for mixup and cutmix if neither they nor the transform have a number.
         """
         for operation, stream in zip(self.batch, self._batch_streams, strict=True):
             if getattr(operation, "num_classes", 0) is None:
-                operation = operation.for_classes(self.num_classes or num_classes)  # type: ignore[attr-defined]
+                classes = self.num_classes or num_classes
+                operation = operation.for_classes(classes)  # type: ignore[attr-defined]
             data, target = operation(data, target, draws, stream)
         return data, target
 
     def describe(self) -> str:
-        """One line for logs: the steps in their order."""
+        """Return one line for logs that lists the steps in order."""
         steps = [repr(each) for each in (*self.operations, *self.batch)]
         return " > ".join(steps) if steps else "images as they are"
 
@@ -160,8 +166,10 @@ class Transform:
         return (*sizes[-1], self.channels) if sizes else None
 
     def _decoded(self, data: Any, out: Pixels, draws: Draws, row: int) -> Pixels:
-        """The image after decoding and, where the first operation is one, the first crop; ours to
-        change."""
+        """Return the decoded image, cropped if the first operation is a crop.
+
+        The caller may change the image in place.
+        """
         if self._first is None:
             return decode(data, out.shape[2], self.max_pixels)
         into = out if out.shape[:2] == self._first.size else None
@@ -170,7 +178,8 @@ class Transform:
 
     def _many(self, images: Pixels, out: Pixels, draws: Draws) -> bool:
         if images.shape == out.shape:
-            out[...] = images  # so that operations may change them in place
+            # A copy, because operations may change images in place.
+            out[...] = images
             images = out
         else:
             images = images.copy()
@@ -221,8 +230,10 @@ def _batch_operation(each: Any) -> BatchOperation:
 
 
 def _streams(operations: Iterable[Any]) -> tuple[str, ...]:
-    """A name for the random numbers of each operation: its own, and a count from the second of a
-    kind on."""
+    """Return a name for the random numbers of each operation.
+
+    It is the class name, with a count from the second operation of that class on.
+    """
     seen: Counter[str] = Counter()
     names = []
     for operation in operations:

@@ -1,7 +1,8 @@
-"""A user's own function as a step of a transform.
+"""A user's function as a step of a transform.
 
-`f(image)` or `f(image, rng)`: uint8 array (height, width, channels) in, the same kind out, of
-any size. `rng` is a `numpy.random.Generator` of this sample's own at this epoch.
+The function is `f(image)` or `f(image, rng)`. It receives and returns a uint8 array (height, width,
+channels); the result may have another size. `rng` is a `numpy.random.Generator` that is specific to
+this sample and epoch.
 """
 
 import inspect
@@ -9,7 +10,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]  # it has no types
+# cloudpickle has no type annotations.
+import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from allstep.data.augment.operation import Operation
@@ -19,7 +21,10 @@ from allstep.errors import ConfigError
 
 
 class Call(Operation):
-    """Calls `function`; whether it wants a generator is looked up once, in its signature."""
+    """A step that calls `function`.
+
+    Its signature is inspected once to see whether it takes a generator.
+    """
 
     releases_gil = False
 
@@ -28,11 +33,12 @@ class Call(Operation):
         self._wants_rng = _wants_rng(function)
 
     def call(self, image: Pixels, draws: Draws, row: int, stream: str) -> Pixels:
-        """The image that the function makes of `image`."""
+        """Return the result of the function for `image`."""
         arguments = (image, draws.generator(row, stream)) if self._wants_rng else (image,)
         try:
             result = self.function(*arguments)
-        except ValueError as error:  # which a loader takes for an image that cannot be decoded
+        # A loader would treat a ValueError as an image that cannot be decoded.
+        except ValueError as error:
             raise RuntimeError(
                 f"{self!r} failed on an image of shape {image.shape}: {error}"
             ) from error
@@ -60,7 +66,8 @@ class Call(Operation):
 def _wants_rng(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a built-in without a signature
+    # A built-in may have no signature.
+    except (TypeError, ValueError):
         return False
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in places if p.default is p.empty]
@@ -72,8 +79,11 @@ def _wants_rng(function: Callable[..., Any]) -> bool:
 
 
 def _pickled(function: Callable[..., Any]) -> bytes:
-    """Plain pickle where another process can find the function by its name, else the function
-    itself."""
+    """Return the pickled function.
+
+    A function that another process can import is pickled by name; others with their code
+    (cloudpickle).
+    """
     if getattr(function, "__module__", None) != "__main__":
         try:
             return pickle.dumps(function)

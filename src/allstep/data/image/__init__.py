@@ -1,1 +1,1 @@
-"""From stored bytes to pixels, the random numbers of an image, and what is done to whole batches."""
+"""Decode stored images to pixels, and resize them."""

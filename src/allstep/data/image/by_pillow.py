@@ -1,12 +1,12 @@
-"""Images by Pillow: TIFF, and whatever the faster decoders refuse.
+"""Decode images with Pillow: TIFF, and all files that the faster decoders refuse.
 
-Pillow decides some things otherwise than the rest of `image`, and this module puts them right:
+Pillow differs from the rest of `image` in these points, which this module corrects:
 
-* A TIFF is turned as its orientation asks. Here it is turned back: orientation is ignored
+* Pillow rotates a TIFF by its orientation tag. This module undoes that: orientation is ignored
   everywhere.
-* Values of more than 8 bits are cut off at 255. Here the upper 8 of 16 bits stay. Pixels of 32 bits
-  and floats have no range that a file states, so they are refused.
-* The size of a TIFF's tiles is not limited, though memory is taken for a whole one.
+* Pillow clips values of more than 8 bits at 255. Here the upper 8 of 16 bits are used. Pixels of 32
+  bits and floats have no range that a file states, so they are refused.
+* Pillow does not limit the size of a TIFF's tiles, although it allocates memory for a whole tile.
 """
 
 import warnings
@@ -21,13 +21,12 @@ from allstep.data.image.limit import check_size
 from allstep.data.image.pixels import Pixels
 from allstep.data.image.size import opened
 
-# What is wrong with an image is in the error about it, or does no harm: notices of damaged EXIF
-# data,
-# and of sizes that exceed Pillow's own limit.
+# Pillow warns about damaged EXIF data and sizes above its own limit. Both are harmless here; real
+# faults raise an error.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 _MODES = {1: "L", 3: "RGB"}
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
-# Orientation, and what undoes the turn that it asks for.
+# Value of the orientation tag, and the function that undoes Pillow's rotation.
 _TURN_BACK: dict[int, Callable[[Pixels], Pixels]] = {
     2: np.fliplr,
     3: lambda image: np.rot90(image, 2),
@@ -40,7 +39,10 @@ _TURN_BACK: dict[int, Callable[[Pixels], Pixels]] = {
 
 
 def decode_by_pillow(code: memoryview, channels: int, max_pixels: int) -> Pixels:
-    """Return the image as (height, width, channels); ValueError when it is broken or too large."""
+    """Return the image as (height, width, channels).
+
+    Raises ValueError if the image is broken or has more than `max_pixels`.
+    """
     with opened(code) as image:
         check_size((image.height, image.width), max_pixels)
         if image.format in ("JPEG", "MPO"):
@@ -59,11 +61,14 @@ def decode_by_pillow(code: memoryview, channels: int, max_pixels: int) -> Pixels
 
 
 class _Refused(ValueError):
-    """An image that is whole, and that we do not take."""
+    """An intact image of a kind that is not supported."""
 
 
 def _prepare_tiff(image: Any, max_pixels: int) -> int | None:
-    """Check the tiles, which Pillow does not, and take the memory itself; return the orientation."""
+    """Check the size of the tiles, allocate the image, and return its orientation.
+
+    Pillow does not check tiles, and would compare the image's size with its own limit.
+    """
     tags = image.tag_v2
     if _TILE_WIDTH in tags and _TILE_LENGTH in tags:
         try:
@@ -72,13 +77,13 @@ def _prepare_tiff(image: Any, max_pixels: int) -> int | None:
             raise _Refused(f"tiles of this TIFF: {error}") from None
     orientation: int | None = tags.get(ExifTags.Base.Orientation)
     width, height = image.size[::-1] if orientation in (5, 6, 7, 8) else image.size
-    # Pillow would compare the size with its own limit first.
+    # Allocated here, because Pillow would compare the size with its own limit first.
     image.im = Image.new(image.mode, (width, height)).im
     return orientation
 
 
 def _pixels(image: Image.Image, mode: str) -> Pixels:
-    # Pillow gives a PPM of 16 bits as integers of 32.
+    # Pillow returns a PPM of 16 bits as 32-bit integers.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return _upper_half(np.array(image), mode)
     if image.mode in ("I", "F"):

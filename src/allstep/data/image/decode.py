@@ -1,25 +1,28 @@
-"""From what a source stores to an image: uint8 (height, width, channels), 3 channels RGB or 1
-grey.
+"""Decode a stored sample to uint8 (height, width, channels): 3 channels (RGB) or 1 (grey).
 
-| first bytes | by | when that fails |
+| first bytes | decoder | if that fails |
 |---|---|---|
-| JPEG | simplejpeg (`jpeg`), only what a crop needs | Pillow: CMYK, odd sampling, harmless complaints. Broken files are errors at once |
-| TIFF | Pillow: OpenCV hands out strips that it could not unpack, and multiplies by the transparency | |
-| binary PGM, PPM | `pnm`, if the brightest level is not 255 or 65,535: OpenCV does not scale | |
+| JPEG | simplejpeg (`jpeg`), only the rows of a crop | Pillow, but not for broken files |
+| TIFF | Pillow | |
+| binary PGM, PPM with another maximum than 255 or 65,535 | `pnm`: OpenCV does not scale | |
 | anything else (PNG, WebP, BMP ...) | OpenCV | Pillow |
-| arrays | as they are | |
+| arrays | none, they are used as they are | |
 
-A file's name does not matter. All decoders give the same pixels for the same JPEG. Transparency is
-dropped, not blended; palettes and grey become RGB; of 16 bits the upper 8 stay; 32 bits and floats
-are refused. The orientation that a camera wrote into EXIF is ignored everywhere. An image of more
-than `max_pixels` is refused by its header, before memory is taken for it (`limit`, `size`); arrays
-are in memory already.
+Pillow decodes JPEGs with CMYK, unusual sampling or harmless warnings; a broken JPEG is an error at
+once. OpenCV is not used for TIFF, because it returns strips that it could not unpack and multiplies
+colors by the transparency.
 
-OpenCV's own threads are switched off when this module is imported, for the whole process: loaders
-have a thread for each core already. simplejpeg and OpenCV let other Python threads run while they
-work. What OpenCV logs of broken images is switched off, too (the error says it), unless
-OPENCV_LOG_LEVEL asks for it. libpng's own lines go straight to standard error and stay, but for
-those about color profiles (`png`).
+A file's name does not matter. All decoders return the same pixels for the same JPEG. Transparency
+is dropped, not blended; palettes and grey become RGB; of 16 bits the upper 8 are used; 32 bits and
+floats are refused. The EXIF orientation is ignored everywhere. An image of more than `max_pixels`
+is refused by its header, before memory is allocated for it (`limit`, `size`); arrays are in memory
+already.
+
+Importing this module switches off OpenCV's own threads for the whole process: loaders already use a
+thread per core. simplejpeg and OpenCV release the GIL. OpenCV's log messages about broken images
+are switched off too (the raised error has the reason), unless OPENCV_LOG_LEVEL is set. libpng
+prints directly to standard error; this cannot be switched off, except for messages about color
+profiles (`png`).
 """
 
 import os
@@ -51,9 +54,11 @@ _TIFF = (b"II*\0", b"MM\0*")
 
 
 def decode(data: Any, channels: int = 3, max_pixels: int = MAX_PIXELS) -> Pixels:
-    """Return the whole image, in memory of its own.
+    """Return the whole image in new memory.
 
-    ValueError when `data` is not an image, a broken one, or one of more than `max_pixels`.
+    `data` is an encoded image (bytes) or an array (height, width[, channels]); `channels` is 3
+    (RGB) or 1 (grey). Raises ValueError if `data` is not an image, is broken, or has more than
+    `max_pixels`.
     """
     if _is_array(data):
         return _with_channels(data, channels).copy()
@@ -73,14 +78,13 @@ def decode_part(
     channels: int,
     max_pixels: int,
 ) -> tuple[Pixels, Box]:
-    """Return an image that holds the part which `region_of(height, width)` names, and where in it
-    that part is.
+    """Return an image that contains the region `region_of(height, width)`, and its box in it.
 
-    The part is to become `size`: a JPEG may be decoded at a half, a quarter or an eighth. The image
-    may be the data itself, or memory that the thread's next call writes over.
+    The caller resizes the region to `size`, so a JPEG may be decoded at 1/2, 1/4 or 1/8 of its
+    size. The image may be `data` itself, or memory that the thread's next call overwrites.
 
     Raises:
-        ValueError: `data` is not an image, a broken one, or too large.
+        ValueError: `data` is not an image, is broken, or has more than `max_pixels`.
     """
     if _is_array(data):
         image = _with_channels(data, channels)
@@ -95,7 +99,7 @@ def decode_part(
 
 
 def _is_array(data: Any) -> bool:
-    """Whether this is an image already; a flat array of bytes is an encoded one."""
+    """Return whether `data` holds pixels; a flat array of bytes is an encoded image."""
     return isinstance(data, np.ndarray) and data.ndim > 1
 
 
@@ -112,7 +116,7 @@ def _bytes(data: Any) -> memoryview:
 
 
 def _with_channels(data: Any, channels: int) -> Pixels:
-    """An array as (height, width, channels): grey repeated, or RGB made grey."""
+    """Return an array as (height, width, channels), with grey repeated or RGB converted to grey."""
     image: Pixels = data[..., None] if data.ndim == 2 else data
     if image.dtype != np.uint8 or image.ndim != 3:
         raise ValueError(
@@ -123,9 +127,8 @@ def _with_channels(data: Any, channels: int) -> Pixels:
     if image.shape[2] == 1:
         return np.repeat(image, channels, axis=2)
     if image.shape[2] == 3 and channels == 1:
-        return np.asarray(cv2.cvtColor(np.ascontiguousarray(image), cv2.COLOR_RGB2GRAY), np.uint8)[
-            ..., None
-        ]
+        grey = cv2.cvtColor(np.ascontiguousarray(image), cv2.COLOR_RGB2GRAY)
+        return np.asarray(grey, np.uint8)[..., None]
     raise ValueError(f"an image of {image.shape[2]} channels cannot be given as {channels}")
 
 

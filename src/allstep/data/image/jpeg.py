@@ -1,25 +1,25 @@
-"""JPEG: decoding no more than a crop needs.
+"""Decode JPEGs, and no more of them than a crop needs.
 
 ```
-header -> which part? -> cut the file down to its rows -> decode them, reduced by 1, 2, 4 or 8, into the thread's own memory
+header -> region -> cut the file down to the region's rows -> decode them into the thread's memory
+                                                              at 1, 1/2, 1/4 or 1/8 of their size
 ```
 
-**Cut.** Undoing the entropy code is most of a decoder's work (about two thirds at ImageNet's
-sizes), so the rows that the crop does not need are taken out of the file first: see `jpeg_cut`.
+**Cut.** Entropy decoding is most of a decoder's work (about two thirds at ImageNet's sizes), so the
+rows that the crop does not need are removed from the file first: see `jpeg_cut`.
 
-**Reduced.** A crop that is at least twice as large as what it will become is decoded at 1/2, 1/4 or
-1/8 of its size: the decoder then computes (nearly) the means of pixels, which is what a good
-reduction does with them anyway.
+**Reduced.** A crop that is at least twice as large as its final size is decoded at 1/2, 1/4 or 1/8
+of its size: the decoder then computes (nearly) the means of pixels, as a good reduction does.
 
-**Faults.** A file that ends too early, or whose code is broken, is an error. libjpeg would go on
-and fill up with grey, and OpenCV hands that out without a word; so every complaint counts here.
-libjpeg passes on only the first complaint about an image. Where we cut rows off below, "extraneous
-bytes before marker 0xd9" (the end) is what it has to say; when that comes first, the kept rows had
-no fault. Complaints about a whole file that leave its image whole make it `Odd`: Pillow then
-decides, which bears with them but does notice a missing end.
+**Faults.** A file that ends too early, or has broken code, is an error. libjpeg would continue and
+fill the rest with grey, and OpenCV returns that without an error; so every warning counts here.
+libjpeg reports only its first warning about an image. After rows were cut off below, the expected
+warning is "extraneous bytes before marker 0xd9" (the end); if this is the first one, the kept rows
+have no fault. Warnings about a whole file that leave its image intact raise `Odd`: Pillow then
+decides, which tolerates them but detects a missing end.
 
-Accurate arithmetic throughout: libjpeg's quick one is 3% faster and off by more than one level on
-average. Orientation in EXIF is ignored, as torchvision ignores it.
+Decoding always uses accurate arithmetic: libjpeg's fast one saves 3% and is off by more than one
+level on average. EXIF orientation is ignored, as in torchvision.
 """
 
 import re
@@ -41,21 +41,22 @@ _BROKEN = re.compile(
 _HARMLESS = re.compile("extraneous bytes before marker")
 _CUT_OFF = re.compile("extraneous bytes before marker 0xd9")
 _KINDS = {1: "GRAY", 3: "RGB"}
-# rows around the crop that smoothly enlarged colour, and a stretch that begins between pixels, look
-# at
+# Rows around the crop that color upsampling reads, and a resize that starts between pixels.
 _MARGIN = 2
-_KEPT = (
-    64 << 20
-)  # bytes of scratch memory that a thread keeps; more than that is taken anew each time
+# Maximum bytes of scratch memory that a thread keeps; more than that is allocated for each call.
+_KEPT = 64 << 20
 
 
 class _Scratch(threading.local):
-    """A thread's memory for decoded images: the first touch of fresh memory costs more than
-    decoding into it."""
+    """A thread's memory for decoded images.
+
+    Touching fresh memory for the first time costs more than decoding into it.
+    """
 
     memory = np.empty(0, np.uint8)
 
     def of(self, nbytes: int) -> Pixels:
+        """Return memory of at least `nbytes` bytes."""
         if nbytes > _KEPT:
             return np.empty(nbytes, np.uint8)
         if nbytes > self.memory.size:
@@ -67,12 +68,15 @@ _scratch = _Scratch()
 
 
 def is_jpeg(data: memoryview) -> bool:
-    """Whether these bytes begin as a JPEG does."""
+    """Return whether `data` starts with the bytes of a JPEG."""
     return bytes(data[:3]) == b"\xff\xd8\xff"
 
 
 def decode_whole(data: memoryview, channels: int, max_pixels: int = MAX_PIXELS) -> Pixels:
-    """All of the image. Odd when others should try, ValueError when it is broken or too large."""
+    """Return the whole image.
+
+    Raises Odd if another decoder should try, ValueError if the image is broken or too large.
+    """
     _checked_header(data, max_pixels)
     try:
         image: Pixels = simplejpeg.decode_jpeg(data, _KINDS[channels])
@@ -88,11 +92,12 @@ def decode_part(
     channels: int,
     max_pixels: int = MAX_PIXELS,
 ) -> tuple[Pixels, Box]:
-    """An image that holds the part which `region_of(height, width)` names, and where in it: as
-    stored, or reduced by 2, 4 or 8.
+    """Return an image that contains the region `region_of(height, width)`, and its box in it.
 
-    The part is to become `size`. The image lies in memory that the thread's next call writes
-    over. Odd when others should try, ValueError when it is broken or too large.
+    The image is as stored, or reduced by 2, 4 or 8, as far as the caller's resize to `size` allows.
+    It is in memory that the thread's next call overwrites.
+
+    Raises Odd if another decoder should try, ValueError if the image is broken or too large.
     """
     header = _checked_header(data, max_pixels)
     region = region_of(header.height, header.width)
@@ -106,10 +111,8 @@ def decode_part(
             _decode_into(image, rows)
         except ValueError as error:
             raise _judged(error) from None
-    top = region.top - rows.top
-    return image, Box(
-        top / factor, region.left / factor, region.height / factor, region.width / factor
-    )
+    box = (region.top - rows.top, region.left, region.height, region.width)
+    return image, Box(*(edge / factor for edge in box))
 
 
 def _checked_header(data: memoryview, max_pixels: int) -> Header:
@@ -121,7 +124,7 @@ def _checked_header(data: memoryview, max_pixels: int) -> Header:
 
 
 def _cut_decoded(rows: Cut, width: int, channels: int, factor: int) -> Pixels | None:
-    """The rows; None when something is wrong with them, and the whole file must tell what."""
+    """Return the decoded rows, or None if they have a fault that the whole file must show."""
     memory = _memory(rows, width, channels, factor)
     try:
         _decode_into(memory, rows)

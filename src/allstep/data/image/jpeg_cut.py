@@ -1,19 +1,18 @@
-"""A JPEG cut down to the rows of a crop, without decoding it.
+"""Cut a JPEG down to the rows of a crop, without decoding it.
 
-**Below the crop.** A decoder must begin at the top, but it stops at the height that the header
-names. A copy of the bytes with another height there, a whole number of coded rows, costs only the
-rows that count. The kept rows are the same bit for bit.
+**Below the crop.** A decoder must start at the top, but it stops at the height in the header. In a
+copy of the file with a smaller height there, a whole number of coded rows, only the needed rows are
+decoded. The kept rows are the same bit for bit.
 
-**Above it too**, where restart markers (RST0 ... RST7, round and round) follow whole rows: there
-the code begins afresh. The copy then has the rows of the crop only, and its markers are numbered
-anew.
+**Above the crop**, too, if restart markers (RST0 ... RST7, repeated) follow whole rows: decoding
+can start there. The copy then has the rows of the crop only, and its markers are renumbered.
 
 ```
 height 48  SOS row0 RST0 row1 RST1 row2 RST2 row3 RST3 row4 RST4 row5 EOI
-height 16  SOS                     row2 RST0 row3                     EOI       a crop within rows 2 and 3
+height 16  SOS                     row2 RST0 row3                     EOI    a crop of rows 2 and 3
 ```
 
-Only files whose rows are coded once (no progressive ones) can be cut like this.
+Only files whose rows are coded once (not progressive ones) can be cut like this.
 """
 
 from typing import Any, NamedTuple
@@ -34,12 +33,14 @@ class Cut(NamedTuple):
     height: int
     code: Any
     rest: bool
-    """Whether rows that do not belong to it follow before its end."""
+    """Whether the code has further rows, below `height`, before its end."""
 
 
 def cut(data: memoryview, header: Header, region: Region, margin: int = 2) -> Cut | None:
-    """`data` cut down to what `region` and `margin` rows around it need; None when there is nothing
-    to gain or it cannot be done."""
+    """Return `data` cut down to the rows of `region` and `margin` rows around it.
+
+    Return None if there is nothing to gain or the file cannot be cut.
+    """
     if not header.one_scan or bytes(data[-2:]) != _EOI:
         return None
     step = header.mcu[0]
@@ -59,35 +60,29 @@ def _with_height(data: Any, header: Header, height: int) -> bytearray:
 
 
 def _between_restarts(data: memoryview, header: Header, first: int, last: int) -> Cut | None:
-    """Coded rows `first` to `last`, or some more so that they begin and end at markers."""
+    """Return coded rows `first` to `last`, extended so that they start and end at markers."""
     num_rows, units = -(-header.height // header.mcu[0]), -(-header.width // header.mcu[1])
-    rows_each = max(1, header.restart // units)  # rows from marker to marker
-    per_row = max(1, units // header.restart)  # markers to a row
+    rows_each = max(1, header.restart // units)
+    per_row = max(1, units // header.restart)
+    # Markers that are not at the ends of rows are of no use.
     if header.restart * per_row != units * rows_each:
-        return None  # they fall within rows
-    first, last, num = (
-        first // rows_each,
-        -(-last // rows_each),
-        -(-num_rows // rows_each),
-    )  # now in steps of rows_each
+        return None
+    # From here on, these count groups of `rows_each` rows.
+    first, last, num = first // rows_each, -(-last // rows_each), -(-num_rows // rows_each)
     edges = _edges(data, header.rows_at)
     if last - first == num or len(edges) != num * per_row + 1:
         return None
     top = first * rows_each * header.mcu[0]
     height = min(header.height, last * rows_each * header.mcu[0]) - top
     code = _with_height(data[: header.rows_at], header, height)
-    return Cut(
-        top,
-        height,
-        code + _renumbered(data, edges[first * per_row : last * per_row + 1]),
-        rest=False,
-    )
+    code += _renumbered(data, edges[first * per_row : last * per_row + 1])
+    return Cut(top, height, code, rest=False)
 
 
 def _edges(data: memoryview, begin: int) -> NDArray[np.int64]:
-    """Where the stretches between restart markers begin; the last edge is what would follow EOI.
+    """Return the offsets behind all restart markers, from `begin` on, and the end of the data.
 
-    (0xFF in code is 0xFF 0x00.)
+    A byte 0xFF within the code is stored as 0xFF 0x00, so it cannot be mistaken for a marker.
     """
     code = np.frombuffer(data, np.uint8)[begin:]
     found = np.flatnonzero(code[:-1] == 0xFF)
@@ -96,7 +91,7 @@ def _edges(data: memoryview, begin: int) -> NDArray[np.int64]:
 
 
 def _renumbered(data: memoryview, edges: NDArray[np.int64]) -> bytearray:
-    """The stretches between these edges, with markers from RST0 on between them and EOI at the end."""
+    """Return the code between these edges, with markers from RST0 on and EOI at the end."""
     code = bytearray(data[edges[0] : edges[-1]])
     places = edges[1:] - edges[0] - 1
     np.frombuffer(code, np.uint8)[places] = 0xD0 + np.arange(len(places)) % 8

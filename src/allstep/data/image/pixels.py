@@ -1,4 +1,4 @@
-"""What decoders and operations pass to each other: pixels, and a part of an image."""
+"""Types that decoders and operations share: pixels, and a region of an image."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ Pixels = NDArray[np.uint8]
 
 
 class Region(NamedTuple):
-    """A part of an image, in pixels."""
+    """A rectangular region of an image, in pixels."""
 
     top: int
     left: int

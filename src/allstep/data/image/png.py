@@ -1,11 +1,11 @@
-"""Checks the chunks of PNG files, and takes color profiles out, before they are decoded.
+"""Check the chunks of PNG files and remove color profiles before decoding.
 
-OpenCV's libpng checks an embedded color profile (the chunk `iCCP`) and prints what it dislikes to
-standard error, with the profile's name as the file has it: escape sequences included. The profile
-does not change the pixels that OpenCV returns, so it is removed.
+OpenCV's libpng checks an embedded color profile (the chunk `iCCP`) and prints warnings to standard
+error, with the profile's name as in the file, which may contain escape sequences. The profile does
+not change the pixels that OpenCV returns, so it is removed.
 
-Decoders take memory for a chunk by the length that it states, before they see that the file is
-shorter: 4 KB can claim 4 GB.
+Decoders allocate memory by the length that a chunk states, before they notice that the file is
+shorter: 4 KB can claim 4 GB. So stated lengths are checked.
 
 A PNG is a signature of 8 bytes and chunks::
 
@@ -17,14 +17,14 @@ from collections.abc import Iterator
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PROFILE = b"iCCP"
-# Unlike `in`, it searches the memory of any buffer without a copy.
+# Unlike `in`, a pattern searches the memory of any buffer without a copy.
 _HAS_PROFILE = re.compile(_PROFILE)
-# Length, kind and CRC.
+# Bytes of length, kind and CRC.
 _OVERHEAD = 12
 
 
-_MOST_MISSING = 64 << 20
-"""Bytes. A file that was cut short lacks less, or is refused in any case."""
+_MAX_MISSING = 64 << 20
+"""Maximum bytes by which a chunk may exceed the file, as in a truncated file."""
 
 
 def check_chunks(code: memoryview) -> None:
@@ -33,14 +33,14 @@ def check_chunks(code: memoryview) -> None:
         return
     for start, end, kind in _chunks(code):
         stated = int.from_bytes(code[start : start + 4], "big")
-        if stated - (end - start) > _MOST_MISSING:
+        if stated - (end - start) > _MAX_MISSING:
             raise ValueError(
                 f"broken image: the chunk {kind!r} states {stated} bytes, {end - start} are left"
             )
 
 
 def without_profile(code: memoryview) -> memoryview:
-    """Return the file without color profiles; other files, and PNGs without one, as they are."""
+    """Return a PNG without its color profile; all other files unchanged."""
     if code[:8] != _SIGNATURE or not _HAS_PROFILE.search(code):
         return code
     parts = [code[start:end] for start, end, kind in _chunks(code) if kind != _PROFILE]
@@ -48,10 +48,7 @@ def without_profile(code: memoryview) -> memoryview:
 
 
 def _chunks(code: memoryview) -> Iterator[tuple[int, int, bytes]]:
-    """Yield where each chunk starts and ends, and its kind.
-
-    A cut one at the end is as long as it is.
-    """
+    """Yield (start, end, kind) of each chunk; a truncated last chunk ends with the file."""
     start = len(_SIGNATURE)
     while start < len(code):
         end = start + _OVERHEAD + int.from_bytes(code[start : start + 4], "big")

@@ -7,8 +7,8 @@ P5 4 3 4095\n   rows of 4 levels, top row first      P5: grey, P6: RGB
    width, height; `#` begins a comment up to the end of the line
 ```
 
-OpenCV takes the levels of such files as they are, so that a file of 4 or 12 bits becomes almost
-black. Here the levels are scaled to 0 ... 255, as Pillow does for the text forms P2 and P3.
+OpenCV does not scale the levels of such files, so that a file of 4 or 12 bits becomes almost black.
+Here the levels are scaled to 0 ... 255, as Pillow does for the text forms P2 and P3.
 """
 
 import re
@@ -25,7 +25,7 @@ _FIELD = rb"(?:\s|#[^\n]*\n)+(\d{1,9})"
 _HEADER = re.compile(rb"P([56])" + 3 * _FIELD + rb"\s")
 _LONGEST_HEADER = 1 << 12
 _AS_DECODED = (255, 65_535)
-"""Brightest levels that OpenCV scales by itself."""
+"""Maximum levels that OpenCV decodes correctly."""
 
 
 def decode_scaled(code: memoryview, channels: int, max_pixels: int) -> Pixels | None:

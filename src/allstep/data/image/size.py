@@ -1,14 +1,14 @@
-"""How large an image is, by its header alone.
+"""Read the size of an image from its header.
 
 | first bytes | size from |
 |---|---|
 | JPEG | the frame segment, by `jpeg_header` or libjpeg |
-| PNG, GIF, BMP, WebP | fixed places, read here (Pillow takes memory for a whole WebP when it opens one) |
+| PNG, GIF, BMP, WebP | fixed offsets, read here (Pillow would allocate memory for a whole WebP) |
 | TIFF, PPM and all others | Pillow, which reads headers when it opens a file and pixels later |
 
-Pillow opens only the formats listed here: of those that it knows besides, EPS would start another
-program. Its own limit (a warning from 89 million pixels on, an error from 179 million on) does not
-count here, and stays as it is for everything else in the process.
+Pillow opens only the formats listed here: of its other formats, EPS would start another program.
+Pillow's own limit (a warning from 89 million pixels on, an error from 179 million on) is not used
+here, and remains unchanged for other code in the process.
 """
 
 import io
@@ -23,12 +23,12 @@ _FORMATS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF"),
     *("ICO", "PCX", "SGI", "SUN", "QOI", "PSD", "DDS", "XPM", "XBM", "IM", "TGA"),
 )
-# What Pillow's plugins raise for content that is of another format after all.
+# Pillow's plugins raise these for content of another format.
 _ANOTHER = (SyntaxError, IndexError, TypeError, struct.error)
 
 
 def size_of(code: Any) -> Size:
-    """Return height and width of a file that is no JPEG; ValueError: no image."""
+    """Return (height, width) of a file other than JPEG; raise ValueError if it is not an image."""
     if size := _at_fixed_places(bytes(code[:30])):
         return size
     with opened(code) as image:
@@ -36,7 +36,7 @@ def size_of(code: Any) -> Size:
 
 
 def opened(code: Any) -> Image.Image:
-    """Open a file with Pillow, which reads its header only; ValueError: no image."""
+    """Open a file with Pillow, which reads only its header; ValueError if it is not an image."""
     try:
         return _opened(code)
     except UnidentifiedImageError:
@@ -49,7 +49,7 @@ def opened(code: Any) -> Image.Image:
 
 
 def _opened(code: Any) -> Image.Image:
-    """As Image.open does it, without its limit."""
+    """Open a file as `Image.open` does, but without Pillow's limit."""
     Image.init()
     prefix = bytes(code[:16])
     for name in _FORMATS:
@@ -63,7 +63,7 @@ def _opened(code: Any) -> Image.Image:
 
 
 def _at_fixed_places(head: bytes) -> Size | None:
-    """Height and width where a format has them at fixed places; None for all others."""
+    """Return (height, width) if the format has them at fixed offsets, else None."""
     if len(head) < 30:
         return None
     if head.startswith(b"\x89PNG\r\n\x1a\n") and head[12:16] == b"IHDR":
