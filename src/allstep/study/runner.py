@@ -160,7 +160,7 @@ class _Runner:
             self.forecast.learn_part(self.results[name])
 
     def _start(self, trial: Trial) -> None:
-        resumed = self.folder.make_ready(trial)
+        resumed = self.folder.prepare(trial)
         run_folder = self.folder.run(trial)
         child = Child(
             trial.words(run_folder, resumed=resumed),
