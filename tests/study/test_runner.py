@@ -99,7 +99,7 @@ def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     results = run(study, folder, 1)
     assert statuses(results) == {"bad": "failed", "good": "done", "odd": "failed"}
     assert results["bad"].reason == "exit status 3\nline one\nthe cause"
-    assert results["odd"].reason.startswith("it ended without an `end`")
+    assert results["odd"].reason.startswith("its process ended without an `end` line")
     told = Told()
     assert statuses(run(study, folder, 1, told)) == statuses(results) and told.names == []
     run(study, folder, 1, told, retry=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from allstep.errors import ConfigError, cut
 from allstep.study.batch.remedies import Words, words_for
-from allstep.study.one_precision import precision_words
+from allstep.study.one_precision import precision_override
 from allstep.study.study import Study, grid
 from allstep.study.train_trial import training
 from allstep.study.trial import Trial
@@ -57,7 +57,7 @@ class BatchGrid:
         said = (
             *every,
             *self.words,
-            *precision_words(self.precision),
+            *precision_override(self.precision),
             f"epochs={self.epochs}",
             f"batch={batch}",
             f"seed={seed}",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allstep.runlog import RunRecord, number
-from allstep.study.one_precision import precision_words
+from allstep.study.one_precision import precision_override
 from allstep.study.results import RunFigures, figures, num_updates
 from allstep.study.study import Study
 from allstep.study.train_trial import training
@@ -63,7 +63,7 @@ class UpdatesSearch:
         """The k-th rate up (or down) from the first."""
         lr = rate(self.lr * math.sqrt(batch / self.base_batch), k)
         words = (
-            *precision_words(self.precision),
+            *precision_override(self.precision),
             *(f"epochs={self.epochs}", f"batch={batch}", f"seed={self.seed}"),
             *(f"optimizer.lr={lr:g}", "optimizer.scaling=none", "schedule.shape=constant"),
             *("schedule.warmup=0", "schedule.warmup_kind=none"),
