@@ -1,4 +1,4 @@
-"""Shared by the plots of studies: a batch axis, a logarithmic axis, and writing a figure to a file."""
+"""Shared by the plots of studies: batch axis, logarithmic axis, and writing a figure."""
 
 from collections.abc import Sequence
 from io import BytesIO

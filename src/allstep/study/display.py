@@ -71,7 +71,7 @@ class Lines(StudyCallback):
 
 
 class Bar(Lines):
-    """A callback with a bar of the study and one of each running trial, below the lines of `Lines`."""
+    """A callback that shows bars of the study and its running trials below plain lines."""
 
     def __init__(self, lanes: int, progress: Any) -> None:
         super().__init__(lanes)

@@ -1,9 +1,9 @@
 """Fit of the updates to a goal by batch: S(B) = Smin + Emin / B.
 
 Smin is the fewest updates that any batch needs, Emin the fewest samples; at B = Emin / Smin, the
-critical batch, a run needs twice the minimum of both (McCandlish et al. 2018, equation 2.11). Small batches
-need Emin / B updates (twice the batch, half the updates); large ones need Smin, and larger batches
-no longer help.
+critical batch, a run needs twice the minimum of both (McCandlish et al. 2018, equation 2.11). Small
+batches need Emin / B updates (twice the batch, half the updates); large ones need Smin, and larger
+batches no longer help.
 """
 
 from collections.abc import Sequence

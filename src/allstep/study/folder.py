@@ -46,7 +46,7 @@ class StudyFolder:
 
     @contextmanager
     def held(self, study: Study) -> Iterator[None]:
-        """Lock the folder for this process; raise ConfigError if it is in use or has another study."""
+        """Lock the folder; raise ConfigError if it is in use or has another study."""
         with ExitStack() as held:
             self._take(held)
             self._agree(study)
@@ -119,7 +119,7 @@ class StudyFolder:
         return self.path / "output" / f"{trial.name}.digest"
 
     def _check_settings(self, trial: Trial) -> None:
-        """Raise ConfigError if the run of this name was started with other settings than `trial`."""
+        """Raise ConfigError if the run of this name was started with other settings."""
         file = self._digest(trial)
         if trial.settings and file.exists() and _read_text(file) != trial.settings:
             raise ConfigError(
@@ -161,7 +161,7 @@ class StudyFolder:
                 note.unlink()
 
     def prepare(self, trial: Trial) -> bool:
-        """Return whether `trial` can resume an interrupted run; if not, remove what that run left."""
+        """Return whether `trial` can resume an interrupted run; if not, remove its files."""
         begun = (self.run(trial) / "run.jsonl").exists()
         if begun and trial.resume:
             return True

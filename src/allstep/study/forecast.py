@@ -36,7 +36,7 @@ class Forecast:
         self._sure = False
 
     def learn(self, trial: Trial, record: RunRecord, since: float | None = None) -> None:
-        """Use the record of a trial; `since` is the start time of its process, if this call started it."""
+        """Use the record of a trial; `since` is the time at which this call started its process."""
         record = timed(record)
         seconds, done = measured(trial, record)
         if done > 0:
@@ -45,14 +45,14 @@ class Forecast:
             self._overhead[trial.name] = max(0.0, record.steps[0]["time"] - since)
 
     def learn_end(self, trial: Trial, record: RunRecord, wall: float) -> None:
-        """Use the record of a trial that has ended; `wall` is the lifetime of its process in seconds."""
+        """Use the record of an ended trial whose process ran for `wall` seconds."""
         self.learn(trial, record)
         self._sure = True
         if len(record.starts) == 1:
             self._overhead[trial.name] = max(0.0, wall - measured(trial, record)[0])
 
     def learn_part(self, outcome: Outcome) -> None:
-        """Use the share of its work that a trial did before it ended, in this call or an earlier one.
+        """Use the share of its work that a trial did before it ended, in this or an earlier call.
 
         Failed trials are ignored: they do not predict the others.
         """

@@ -78,7 +78,7 @@ def _recorded_divergence(record: RunRecord) -> bool:
 
 
 def reached(record: RunRecord, batch: int, goal: float) -> Reached | None:
-    """Return the first evaluation whose validation accuracy is at least `goal`; None without one."""
+    """Return when the validation accuracy was first at least `goal`; None if it never was."""
     for line in kept(_evaluations(record, "validation")):
         if line["accuracy"] >= goal:
             samples = int(line["samples"])
@@ -89,7 +89,7 @@ def reached(record: RunRecord, batch: int, goal: float) -> Reached | None:
 
 
 def num_updates(record: RunRecord, samples: int, batch: int) -> int:
-    """Return the updates of the first `samples` samples; an epoch's smaller last batch counts as one."""
+    """Return the updates of the first `samples` samples; a smaller last batch counts as one."""
     data = record.start.get("data")
     epoch = int(number(data, "train") or 0) if isinstance(data, dict) else 0
     if epoch <= 0:

@@ -42,7 +42,7 @@ class State:
     seconds_left: float | None
     """Expected seconds until the end; None while too little has been measured."""
     at_most: bool
-    """Whether `total` and `seconds_left` are upper limits, as trials may be stopped or not wanted."""
+    """Whether `total` and `seconds_left` are upper limits, as trials may be stopped."""
 
     @property
     def total(self) -> int:
@@ -51,7 +51,7 @@ class State:
 
 
 class StudyCallback:
-    """Base class of objects that `run` calls with the progress of a study; its methods do nothing."""
+    """Receiver of the progress of a study; the methods of this base class do nothing."""
 
     def state(self, state: State) -> None:
         """Receive the progress, about once a second."""
@@ -103,7 +103,7 @@ def collect(study: Study, folder: StudyFolder) -> dict[str, Outcome]:
 def _look_up(
     study: Study, folder: StudyFolder, results: dict[str, Outcome], running: Container[str]
 ) -> list[Trial]:
-    """Add finished trials to `results`; return the wanted ones that are neither finished nor running.
+    """Add finished trials to `results`; return wanted ones that neither finished nor run.
 
     Each result may change what the study wants, so this repeats until there is no new result.
     """

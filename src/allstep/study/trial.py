@@ -38,7 +38,7 @@ class Trial:
     Once some trials have been measured, only the ratios between trials count.
     """
     epochs: float | None = None
-    """Epochs of training, from which the record gives the fraction that is done; None if unknown."""
+    """Epochs of training, needed for the fraction that is done; None if unknown."""
     settings: str = ""
     """Digest of all that decides the result: a run of the same name with another digest is refused.
 
@@ -54,12 +54,12 @@ class Trial:
             )
 
     def command_line(self, folder: Path, *, resumed: bool) -> list[str]:
-        """Return the command with `folder` as run folder, and the resume arguments if `resumed`."""
+        """Return the command for the run folder `folder`, to resume there if `resumed`."""
         named = [str(folder) if each == FOLDER else each for each in self.command]
         return [*named, *self.resume] if resumed else named
 
     def num_samples(self, record: RunRecord) -> float | None:
-        """Return the samples that the trial will train on; None if its epochs or data are unknown."""
+        """Return the samples of the whole trial; None if its epochs or data are unknown."""
         data = record.start.get("data")
         total = (
             (self.epochs or 0) * (number(data, "train") or 0) if isinstance(data, Mapping) else 0
