@@ -14,7 +14,14 @@ from statistics import mean, median
 from allstep.console.quantities import figure, percent, seconds
 from allstep.report import fit
 from allstep.report.compared import Compared
-from allstep.report.ending import divergence, is_finished, last_word, noise_advice, patience, pause
+from allstep.report.ending import (
+    divergence,
+    is_finished,
+    last_time,
+    noise_advice,
+    silence_timeout,
+    pause,
+)
 from allstep.report.judgement import Judgement, Rule
 from allstep.report.series import samples_per_epoch, steps, whole
 from allstep.report.split import slowest_by_line, split
@@ -53,9 +60,9 @@ def unfinished(record: RunRecord, now: float) -> Judgement | None:
         return Judgement(
             "unfinished", "hint", "The run was told to stop", str(event.get("text")), advice
         )
-    silence = max(0.0, now - last_word(record))
+    silence = max(0.0, now - last_time(record))
     place = f"{_progress(record)}; last word {seconds(silence)} ago"
-    if silence < patience(record):
+    if silence < silence_timeout(record):
         return Judgement(
             "unfinished", "hint", "The run is still going", place, "Ask for the report again later."
         )

@@ -89,7 +89,7 @@ class UpdatesTable:
                 f"# {self.search.recipe}: updates to {self.search.goal:.0%} validation accuracy by"
                 " batch"
             ),
-            f"The best of at most {self.search.num_rates} constant learning rates a batch, one seed.",
+            f"The best of at most {self.search.num_rates} constant learning rates, one seed.",
             table(head, [_cells(row, self.published) for row in self.rows]),
             *self._fit_line(),
             *([f"Published, only the shape: {self.published.source}."] if self.published else []),
