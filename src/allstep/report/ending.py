@@ -47,7 +47,7 @@ def divergence(record: RunRecord) -> Fields | None:
         for event in _last_events(record)
         if number(event, "lr") is not None and "step" in event
     ]
-    return found[-1] if told else None
+    return found[-1] if found else None
 
 
 def pause(record: RunRecord) -> Fields | None:
@@ -57,13 +57,13 @@ def pause(record: RunRecord) -> Fields | None:
         for event in _last_events(record)
         if str(event.get("text")).startswith("stopped and saved")
     ]
-    return found[-1] if told else None
+    return found[-1] if found else None
 
 
 def noise_advice(record: RunRecord) -> Fields | None:
     """Return the event at the end of a run about the noise scale and what it means for the batch."""
     found = [event for event in _last_events(record) if "noise_scale" in event]
-    return found[-1] if told else None
+    return found[-1] if found else None
 
 
 def last_time(record: RunRecord) -> float:

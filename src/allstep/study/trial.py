@@ -50,7 +50,8 @@ class Trial:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"trial name {self.name!r}: expected a folder name of letters, digits and ._=+-"
+                "trial name: expected a folder name of letters, digits and ._=+-, found"
+                f" {self.name!r}"
             )
 
     def command_line(self, folder: Path, *, resumed: bool) -> list[str]:
