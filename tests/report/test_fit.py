@@ -57,7 +57,7 @@ def test_underfitting() -> None:
         == "training error 25.0% of 10,000 samples in evaluation mode, validation +2.0 points"
         " from it"
     )
-    assert "It cannot even fit what it trains on" in said.advice
+    assert "The model does not fit its training data" in said.advice
 
 
 def test_overfitting_that_augmentation_hides_in_the_steps() -> None:

@@ -44,8 +44,8 @@ class Measured:
     def variance(self) -> float:
         """Variance of the error due to the number of samples; 0 if that is unknown.
 
-        The error is estimated as (wrong + 1) / (count + 2): 0 wrong of 20 does not mean that the error
-        is known to be 0.
+        The error is estimated as (wrong + 1) / (count + 2): 0 wrong of 20 does not mean that the
+        error is known to be 0.
         """
         if not self.count or self.count <= 0:
             return 0.0

@@ -136,7 +136,7 @@ def round_ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return the powers of ten from `low` to `high`; if fewer than three, also 2 and 5 times them."""
+    """Return the powers of ten from `low` to `high`, with twos and fives if they are few."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     tens = tuple(10.0**e for e in exponents if low <= 10.0**e <= high)
     if len(tens) >= 3:

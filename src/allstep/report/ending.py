@@ -61,7 +61,7 @@ def pause(record: RunRecord) -> Fields | None:
 
 
 def noise_advice(record: RunRecord) -> Fields | None:
-    """Return the event at the end of a run about the noise scale and what it means for the batch."""
+    """Return the event at the end of a run about its noise scale and the batch."""
     found = [event for event in _last_events(record) if "noise_scale" in event]
     return found[-1] if found else None
 

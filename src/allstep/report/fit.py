@@ -54,7 +54,7 @@ class _Fall(NamedTuple):
     before: float
     after: float
     is_quarter: bool
-    """Whether it fell over the last quarter of the evaluations; if they are few, since the last one."""
+    """Whether it is over the last quarter of the evaluations instead of since the previous one."""
 
     @property
     def share(self) -> float:

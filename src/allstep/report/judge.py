@@ -38,7 +38,9 @@ WAIT_SHARE = 0.25
 
 
 def judge(record: RunRecord, now: float) -> list[Judgement]:
-    """Return the judgements on a run at the time `now`; if no rule applies, one that all is well."""
+    """Return the judgements on a run at the time `now` (seconds since the epoch).
+
+    If no rule applies, there is one judgement that no problem was found."""
     seen = fit.look(record)
     found = [
         unfinished(record, now),
@@ -80,15 +82,15 @@ def _diverged(record: RunRecord, event: Fields) -> Judgement:
     parts = [str(event.get("text")), position, None if lr is None else f"at lr {figure(lr)}"]
     figures = ", ".join(part for part in parts if part)
     advice = (
-        "Try a lower learning rate, a longer warm-up, `optimizer.clip=1`; the output of the run lists"
-        " the samples of that step. `--resume auto` alone would resume from the last good checkpoint"
-        " and repeat the same step."
+        "Try a lower learning rate, a longer warm-up, `optimizer.clip=1`; the output of the run"
+        " lists the samples of that step. `--resume auto` alone would resume from the last good"
+        " checkpoint and repeat the same step."
     )
     return Judgement("unfinished", "problem", "The run diverged", figures, advice)
 
 
 def batch_by_noise(record: RunRecord) -> list[Judgement]:
-    """Return the run's own advice on its noise scale; not one of RULES, as it reports no problem."""
+    """Return the run's advice on its noise scale; not in RULES, as it is not a problem."""
     event = noise_advice(record)
     if event is None:
         return []
