@@ -94,7 +94,7 @@ def test_kinds_and_keys_of_later_versions_are_no_damage(tmp_path: Path) -> None:
     [
         (None, "is not a run folder: it has no run.jsonl"),
         ("", "run.jsonl: is empty: the run has not started"),
-        ('{"kind": "step", "time": 1, "samples": 3}\n', "has no start line among 42 bytes"),
+        ('{"kind": "step", "time": 1, "samples": 3}\n', "has no start line in 42 bytes"),
         ("not json\n", "has no start line"),
         (b"\xff\xfe\x00", "has no start line"),
     ],
