@@ -195,7 +195,7 @@ def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:
     )
     complaint = (
         'holds another study: epochs was 3, now 4; goal was 0.8, now not given; seeds was {"a": 1},'
-        ' now {"b": 1}; ask the same, or give another folder with --out'
+        ' now {"b": 1}; give the same arguments, or another folder with --out'
     )
     with pytest.raises(ConfigError) as caught:
         run(other, folder, 1)

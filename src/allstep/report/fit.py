@@ -58,6 +58,7 @@ class _Fall(NamedTuple):
 
     @property
     def share(self) -> float:
+        """Fraction of the loss before."""
         return 1 - self.after / self.before
 
 

@@ -60,6 +60,7 @@ class Mistake:
 
     @property
     def is_small(self) -> bool:
+        """Whether the image is shown with hard edges."""
         return max(self.width, self.height) < _SMALL
 
 
@@ -72,6 +73,7 @@ class Confusion:
 
     @property
     def total(self) -> int:
+        """Number of samples."""
         return sum(map(sum, self.counts))
 
     def worst(self, number: int) -> list[tuple[str, str, int, float]]:

@@ -41,17 +41,20 @@ class Lines(StudyCallback):
         self._last = time.monotonic()
 
     def state(self, state: State) -> None:
+        """Print a line about the progress once a minute."""
         self._announce(state)
         if time.monotonic() - self._last >= _SECONDS:
             self._last = time.monotonic()
             self.show(summary(state))
 
     def ended(self, outcome: Outcome, seconds: float) -> None:
+        """Print how the trial ended; for a failed one also the end of its output."""
         self.show(f"{outcome.trial.name}: {in_a_line(outcome)}, after {about(seconds)}")
         if outcome.status == "failed":
             self.show(indent(outcome.reason, "    "))
 
     def show(self, line: str) -> None:
+        """Print a line to standard error, with control characters escaped."""
         print(escaped(line, keep="\n"), file=sys.stderr, flush=True)
 
     def _announce(self, state: State) -> None:
@@ -80,6 +83,7 @@ class Bar(Lines):
         self._tasks: dict[str, Any] = {}
 
     def state(self, state: State) -> None:
+        """Update the bars."""
         self._announce(state)
         part = sum(fraction or 0.0 for fraction in state.running.values())
         self._progress.update(
@@ -96,6 +100,7 @@ class Bar(Lines):
             self._progress.update(self._tasks[name], completed=fraction or 0.0)
 
     def show(self, line: str) -> None:
+        """Print a line above the bars, with control characters escaped."""
         self._progress.console.print(escaped(line, keep="\n"), markup=False, soft_wrap=True)
 
 

@@ -21,9 +21,14 @@ _OURS = re.compile(r"(?:\[\d+\] )?allstep: ")
 class Findings(Protocol):
     """The tables and plots of a study."""
 
-    def markdown(self) -> str: ...
-    def as_json(self) -> dict[str, Any]: ...
-    def draw(self, file: Path) -> None: ...
+    def markdown(self) -> str:
+        """Return the content of `table.md`."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the study's keys of `table.json`."""
+
+    def draw(self, file: Path) -> None:
+        """Write the plots as PNG to `file`."""
 
 
 def write_findings(folder: StudyFolder, findings: Findings, results: Results, command: str) -> str:

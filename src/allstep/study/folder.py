@@ -76,8 +76,8 @@ class StudyFolder:
             problems = list(_differences(_arguments(file), arguments, study.growing))
             if problems:
                 raise ConfigError(
-                    f"{self.path} holds another study: {'; '.join(problems)}; ask the same, or give"
-                    " another folder with --out"
+                    f"{self.path} holds another study: {'; '.join(problems)}; give the same"
+                    " arguments, or another folder with --out"
                 )
         kept = {} if study.precision is None else {"precision": study.precision}
         content = {"version": __version__, "arguments": arguments, **kept}
@@ -123,9 +123,9 @@ class StudyFolder:
         file = self._digest(trial)
         if trial.settings and file.exists() and _read_text(file) != trial.settings:
             raise ConfigError(
-                f"{self.run(trial)}: was begun with other settings than it would have now: the"
-                " recipe, or the program, has changed since; give another folder with --out, or"
-                " remove that run to have it again"
+                f"{self.run(trial)}: was started with other settings than now: the recipe or"
+                " allstep has changed since; give another folder with --out, or remove that run to"
+                " run it again"
             )
 
     def outcome(self, trial: Trial) -> Outcome | None:
@@ -146,7 +146,7 @@ class StudyFolder:
             return RunRecord()
         except OSError as error:
             raise ConfigError(
-                f"{file}: cannot be read: {error.strerror or error}; move that run away"
+                f"{file}: cannot be read: {error.strerror or error}; move that run folder elsewhere"
             ) from error
 
     def write_note(self, outcome: Outcome) -> None:
@@ -162,8 +162,8 @@ class StudyFolder:
 
     def prepare(self, trial: Trial) -> bool:
         """Return whether `trial` can resume an interrupted run; if not, remove its files."""
-        begun = (self.run(trial) / "run.jsonl").exists()
-        if begun and trial.resume:
+        has_started = (self.run(trial) / "run.jsonl").exists()
+        if has_started and trial.resume:
             return True
         if self.run(trial).exists():
             shutil.rmtree(self.run(trial))
@@ -191,7 +191,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(
-            f"{file}: cannot be written: {reason}; remove what is there, or give another --out"
+            f"{file}: cannot be written: {reason}; remove the existing file, or give another --out"
         ) from error
 
 

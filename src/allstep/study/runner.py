@@ -132,10 +132,12 @@ class _Runner:
         self.results: dict[str, Outcome] = {}
         self.running: dict[str, _Running] = {}
         self.waiting: list[Trial] = []
-        self.cut: set[str] = set()
+        # trials that asked to be started again later (exit status RESUBMIT)
+        self.interrupted: set[str] = set()
         self.forecast = Forecast()
 
     def go(self, until: Callable[[State], bool]) -> None:
+        """Run trials until none is wanted, or until `until` returns True for the state."""
         self._fill()
         while self.running:
             state = self._state()
@@ -157,7 +159,7 @@ class _Runner:
     def _look_up(self) -> None:
         known = set(self.results)
         open_ = _look_up(self.study, self.folder, self.results, self.running)
-        self.waiting = [trial for trial in open_ if trial.name not in self.cut]
+        self.waiting = [trial for trial in open_ if trial.name not in self.interrupted]
         for name in self.results.keys() - known:
             self.forecast.learn(self.results[name].trial, self.results[name].record)
             self.forecast.learn_part(self.results[name])
@@ -190,7 +192,7 @@ class _Runner:
         trial, record = each.trial, each.follower.record()
         if code == RESUBMIT:
             del self.running[trial.name]
-            self.cut.add(trial.name)
+            self.interrupted.add(trial.name)
         elif code == 0 and record.end is not None:
             self._keep(each, Outcome(trial, "done", record))
         else:
@@ -231,7 +233,7 @@ class _Runner:
         running = {
             name: self.running[name].trial.fraction(record) for name, record in records.items()
         }
-        known = len(self.results) + len(self.running) + len(self.waiting) + len(self.cut)
+        known = len(self.results) + len(self.running) + len(self.waiting) + len(self.interrupted)
         unknown = max(0, self.study.most - known)
         left = self._seconds_left(records, unknown)
         at_most = unknown > 0 or self.study.stop is not None

@@ -123,7 +123,7 @@ def test_a_run_of_a_recipe_that_has_changed_since_is_no_result(tmp_path: Path) -
     assert run(Study({}, lambda results: [made()], 1), folder, 1)["one"].status == "done"
     config.write_text("recipe: digits\nepochs: 2\noptimizer: {momentum: 0.8}\n")
     assert trial().settings != before
-    with pytest.raises(ConfigError, match="runs/one: was begun with other settings"):
+    with pytest.raises(ConfigError, match="runs/one: was started with other settings"):
         run(Study({}, lambda results: [made()], 1), folder, 1)
 
 

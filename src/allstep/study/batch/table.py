@@ -108,6 +108,7 @@ class BatchTable:
 
     @cached_property
     def cells(self) -> dict[tuple[int, str], Cell]:
+        """Cells by batch and remedy."""
         found = {}
         for key, num_seeds in self.grid.seeds.items():
             batch, remedy = int(key.partition("/")[0]), key.partition("/")[2]

@@ -64,7 +64,7 @@ class UpdatesSearch:
     """Precision of every run; None if the recipe sets it."""
 
     def trial(self, batch: int, k: int) -> Trial:
-        """Return the trial of `batch` with the k-th learning rate up (or down) from the first."""
+        """Return the trial of `batch` with the learning rate k steps above the first (k < 0: below)."""
         lr = rate(self.lr * math.sqrt(batch / self.base_batch), k)
         overrides = (
             *precision_override(self.precision),
@@ -133,7 +133,7 @@ class UpdatesSearch:
 
 
 def fewest(ended: Sequence[tuple[Trial, RunFigures]]) -> tuple[float, int] | None:
-    """Return the learning rate with the fewest updates to the goal, and these; None if none did."""
+    """Return the learning rate with the fewest updates to the goal, and their number, or None."""
     reached = [(run.reached.updates, trial.facts["lr"]) for trial, run in ended if run.reached]
     return (min(reached)[1], min(reached)[0]) if reached else None
 

@@ -47,6 +47,7 @@ class UpdatesTable:
 
     @cached_property
     def rows(self) -> list[Row]:
+        """The rows in rising order of the batch."""
         found: list[Row] = []
         for batch in sorted(self.search.batches):
             ended, _ = self.search.chain(batch, self.results)
@@ -89,7 +90,8 @@ class UpdatesTable:
                 f"# {self.search.recipe}: updates to {self.search.goal:.0%} validation accuracy by"
                 " batch"
             ),
-            f"The best of at most {self.search.num_rates} constant learning rates, one seed.",
+            f"For each batch the best of up to {self.search.num_rates} constant learning rates, one"
+            " seed.",
             table(head, [_cells(row, self.published) for row in self.rows]),
             *self._fit_line(),
             *([f"Published, only the shape: {self.published.source}."] if self.published else []),
