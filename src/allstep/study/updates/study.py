@@ -64,7 +64,7 @@ class UpdatesSearch:
     """Precision of every run; None if the recipe sets it."""
 
     def trial(self, batch: int, k: int) -> Trial:
-        """Return the trial of `batch` with the learning rate k steps above the first (k < 0: below)."""
+        """Return the trial with the learning rate `k` steps above the first (k < 0: below)."""
         lr = rate(self.lr * math.sqrt(batch / self.base_batch), k)
         overrides = (
             *precision_override(self.precision),
