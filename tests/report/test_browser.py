@@ -160,9 +160,9 @@ def test_colours_stand_out_from_the_ground(browser: "Browser", file: Path) -> No
         for selector in (
             "h1",
             ".small",
-            ".words .problem b",
-            ".words .hint b",
-            ".words .good b",
+            ".findings .problem b",
+            ".findings .hint b",
+            ".findings .good b",
             ".pill.stopped",
             ".gallery b",
         ):

@@ -57,7 +57,7 @@ def test_underfitting() -> None:
         == "training error 25.0% of 10,000 samples in evaluation mode, validation +2.0 points"
         " from it"
     )
-    assert "It cannot even fit what it trains on" in said.advice
+    assert "The model does not fit its training data" in said.advice
 
 
 def test_overfitting_that_augmentation_hides_in_the_steps() -> None:
@@ -130,7 +130,7 @@ def test_steps_that_were_trained_as_they_are_evaluated_are_judged() -> None:
         ("data", {"augment": "Flip()", "mix": "Mixup(0.2)"}, "augmentation and mixed samples"),
         ("", {"label_smoothing": 0.1}, "label smoothing"),
         ("ema", {"decay": 0.9}, "weights that are not the averaged ones"),
-        ("evaluation", {"flip": True}, "no mirror images"),
+        ("evaluation", {"flip": True}, "no flipped images"),
         ("model", {"options": {"dropout": 0.5}}, "dropout"),
         ("model", {"name": "vgg16", "options": {}}, "dropout"),
         ("model", {"name": "mine.models:make", "options": {}}, "dropout"),
@@ -156,7 +156,7 @@ def test_steps_that_cannot_be_compared_show_no_underfitting(
     ("old", "words"),
     [
         ({"average": {"decay": 0.9}}, "weights that are not the averaged ones"),
-        ({"evaluation": {"mirror": True}}, "no mirror images"),
+        ({"evaluation": {"mirror": True}}, "no flipped images"),
     ],
 )
 def test_a_run_from_before_keys_were_renamed(old: dict[str, Any], words: str) -> None:

@@ -154,7 +154,7 @@ def test_a_judgement_has_the_figures_that_led_to_it() -> None:
         " 80 intervals"
     )
     (said,) = judge(record(lines(loss=lambda i: 0.8 if i in (40, 60, 61) else 0.2)), LATER)
-    assert said.figures.startswith("2 times, the worst in epoch 4.1: 0.2 to 0.8, at a rate of 0.07")
+    assert said.figures.startswith("2 times, the worst in epoch 4.1: 0.2 to 0.8, at lr 0.07")
     (said,) = judge(
         record(lines(train_error=lambda e: 0.01, validation_error=lambda e: 0.08)), LATER
     )
@@ -192,7 +192,7 @@ def test_a_run_that_goes_on_is_not_one_that_was_killed() -> None:
     assert (going.severity, going.title) == ("hint", "The run is still going")
     (stopped,) = judge(made, last + 7200)
     assert (stopped.severity, stopped.title) == ("problem", "The run did not end")
-    assert stopped.figures == "8 of 8 epochs; last word 2 h ago"
+    assert stopped.figures == "8 of 8 epochs; last line 2 h ago"
 
 
 def test_a_resumed_run_that_was_killed_again_did_not_end() -> None:
@@ -213,7 +213,7 @@ def test_a_run_that_diverged_is_neither_going_nor_killed() -> None:
         assert status(made, LATER + later) == "diverged"
         said = judge(made, LATER + later)[0]
         assert (said.severity, said.title) == ("problem", "The run diverged")
-        assert said.figures == f"{told['text']}, in epoch 0.128, at a rate of 2.5"
+        assert said.figures == f"{told['text']}, in epoch 0.128, at lr 2.5"
     spike = event("the loss rose to 9 at step 3 and came back", step=3, peak=9.0, best=1.0)
     assert status(record([*lines(end=False), spike]), LATER + 1) == "going"
 
@@ -224,7 +224,7 @@ def test_a_run_that_was_told_to_stop_has_not_failed_and_one_that_went_on_is_goin
     (said,) = judge(record(made), LATER + 7200)
     assert (said.severity, said.title, said.figures) == (
         "hint",
-        "The run was told to stop",
+        "The run was asked to stop",
         told["text"],
     )
     assert status(record(made), LATER + 7200) == "paused"
@@ -250,7 +250,7 @@ def test_a_loss_that_rose_while_the_accuracy_stayed_is_a_hint() -> None:
 
 def test_a_record_with_a_start_only() -> None:
     (said,) = judge(record(lines()[:1]), BEGAN + 1)
-    assert said.figures == "no step yet; last word 1 s ago"
+    assert said.figures == "no step yet; last line 1 s ago"
 
 
 def test_training_error_weighs_lines_by_their_samples() -> None:
@@ -275,4 +275,4 @@ def test_records_that_say_little_are_judged_by_what_they_say() -> None:
         {"kind": "step", "time": BEGAN + 1, "samples": 64, "loss": None, "input": [1]},
     ]
     (said,) = judge(record([*bare, {"kind": "end", "time": BEGAN + 2}]), LATER)
-    assert said.figures == "the record says too little to judge"
+    assert said.figures == "the record has too few figures to judge"

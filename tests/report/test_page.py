@@ -66,7 +66,7 @@ def test_a_page_is_well_formed_whole_and_small(tmp_path: Path) -> None:
         assert title in page
     for title in (
         "Trust ratios",
-        "What is taken for what",
+        "Confusion matrix",
         "The worst mistakes",
         "Where each worker",
         "Files and checksums",
@@ -184,7 +184,7 @@ def test_runs_beside_the_first(tmp_path: Path) -> None:
     assert (
         said.figures
         == "667 images/s against 200: 3.33x with 4 workers against 1 (83% of 4x); test accuracy"
-        " 93.00% against 93.00%, no further apart than chance makes them (±0.72 points with"
+        " 93.00% against 93.00%, not more than chance explains (±0.72 points with"
         " 10,000 samples)"
     )
     assert said.severity == "good"
@@ -196,7 +196,7 @@ def test_runs_that_differ_by_more_than_chance(tmp_path: Path) -> None:
     folders = [write(tmp_path / "a", lines()), write(tmp_path / "b", worse)]
     (said,) = compare(read_runs(folders))
     assert said.severity == "hint"
-    assert "93.00%, further apart than chance makes them" in said.figures
+    assert "93.00%, more than chance explains" in said.figures
 
 
 def test_equal_weights_are_said_to_be_equal(tmp_path: Path) -> None:
@@ -317,7 +317,9 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
         write_report([folder], tmp_path / "nowhere" / "report.html")
     with pytest.raises(ConfigError, match="cannot be written"):
         write_report([folder], folder)
-    with pytest.raises(ConfigError, match="a report shows 1 to 8 runs, found 9; leave some out"):
+    with pytest.raises(
+        ConfigError, match="a report shows 1 to 8 runs, found 9; give fewer run folders"
+    ):
         write_report([folder] * 9)
     assert sorted(file.name for file in folder.iterdir()) == ["run.jsonl"]
 
@@ -376,7 +378,7 @@ def test_a_real_run(tmp_path: Path) -> None:
         "a fixed sample of the training split",
     ):
         assert part in words, part
-    assert "Not everything could be read" not in words
+    assert "Some files could not be read completely" not in words
     assert re.search(
         r"accuracy [\d.]+% of 143 [\d.]+% of 143 [+-][\d.]+ ± [\d.]+ points [\d.]+% of 360 loss",
         words,

@@ -93,8 +93,8 @@ def test_kinds_and_keys_of_later_versions_are_no_damage(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (None, "is not a run folder: it has no run.jsonl"),
-        ("", "run.jsonl: is empty: the run has not begun"),
-        ('{"kind": "step", "time": 1, "samples": 3}\n', "has no start line among 42 bytes"),
+        ("", "run.jsonl: is empty: the run has not started"),
+        ('{"kind": "step", "time": 1, "samples": 3}\n', "has no start line in 42 bytes"),
         ("not json\n", "has no start line"),
         (b"\xff\xfe\x00", "has no start line"),
     ],
@@ -197,7 +197,7 @@ def test_one_hostile_entry_is_left_out(tmp_path: Path, name: Any, is_absolute: b
     (mistakes / "mistakes.json").write_text(json.dumps([entry, *good]))
     page = write_report([folder], tmp_path / "page.html", now=BEGAN + 9999).read_text()
     assert page.count("data:image/png") == 1
-    assert "mistakes/: 1 of 2 images are missing, no PNG, or over 40,000 bytes" in page
+    assert "mistakes/: 1 of 2 images are missing, not PNG, or over 40,000 bytes" in page
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -267,7 +267,7 @@ def test_a_matrix_beyond_the_limit_is_left_out(
     (folder / "mistakes" / "confusion.json").write_text(json.dumps(content))
     run = read_run(folder)
     assert run.confusion is None
-    found = "mistakes/confusion.json: has 2,001 classes, the most is 2,000; it was left out"
+    found = "mistakes/confusion.json: has 2,001 classes, the maximum is 2,000; it was left out"
     assert run.notes == (found,)
 
 

@@ -38,7 +38,7 @@ def tell(callback: Lines) -> None:
 
 
 SAID = """\
-4 runs, 2 at a time; the first ones will tell how long they take
+4 runs, 2 at a time; the time is estimated from the first ones
 they will take about 2 min
 a: done, test accuracy 91.23%, after 65 s
 b: stopped (twice the best), after 2 min

@@ -102,7 +102,7 @@ def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     results = run(study, folder, 1)
     assert statuses(results) == {"bad": "failed", "good": "done", "odd": "failed"}
     assert results["bad"].reason == "exit status 3\nline one\nthe cause"
-    assert results["odd"].reason.startswith("it ended without an `end`")
+    assert results["odd"].reason.startswith("its process ended without an `end` line")
     told = Told()
     assert statuses(run(study, folder, 1, told)) == statuses(results) and told.names == []
     run(study, folder, 1, told, retry=True)
@@ -202,7 +202,7 @@ def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:
     )
     complaint = (
         'holds another study: epochs was 3, now 4; goal was 0.8, now not given; seeds was {"a": 1},'
-        ' now {"b": 1}; ask the same, or give another folder with --out'
+        ' now {"b": 1}; give the same arguments, or another folder with --out'
     )
     with pytest.raises(ConfigError) as caught:
         run(other, folder, 1)

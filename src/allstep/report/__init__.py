@@ -1,14 +1,14 @@
-"""The page about a run, or about several side by side: `allstep report RUN...`.
+"""The HTML page about one run, or about several compared: `allstep report RUN...`.
 
     run folder(s) --> run (reads)  --> series, split, glance (figures) --.
-                                   --> judge, compare (words)          --+--> page --> one HTML file
+                                   --> judge, compare (findings)       --+--> page --> one HTML file
                                    --> configs (what differs)          --'     |
                                                      curves, heat (geometry) --'
 
-`run` reads what a run left, `series` and `split` make curves and time splits of it, `judge` says in
-words what they mean, `curves` turns them into coordinates, and `page` puts all of it into the
-template. The page needs no network and no script to be read: a script adds figures under the
-pointer. What it reads and which files a run leaves for it is in docs/report.md.
+`run` reads a run folder, `series` and `split` compute curves and time splits from it, `judge`
+explains what they mean, `curves` turns them into coordinates, and `page` fills the template. The
+page needs neither network nor script: a script only adds figures under the pointer. docs/report.md
+lists the files of a run that the report reads.
 """
 
 from allstep.report.judge import judge

@@ -1,4 +1,4 @@
-"""Which curves the page shows, and on which axes: every run on the same ones."""
+"""The charts of the page: their curves and axes, which all runs share."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,22 +18,23 @@ from allstep.report.series import (
 )
 from allstep.report.split import lateness_over_seconds
 
-_LOG_FROM = 30.0  # a loss that falls further than this is drawn on a logarithmic axis
+# ratio of highest to lowest loss above which the axis is logarithmic
+_LOG_FROM = 30.0
 _EXTRA = (
     ("grad_norm", "Gradient norm", "Norm of the gradient of a step."),
     (
         "noise_scale",
         "Noise scale",
-        "Samples per batch beyond which a larger one gains little (the simple noise scale).",
+        "Batch beyond which a larger one gains little (the simple noise scale).",
     ),
 )
-"""Curves that are drawn where step lines have the key."""
+"""Charts that are drawn if step lines have the key: key, title and description."""
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
-    """In the order of the page."""
+    """Return all charts of the page, in its order."""
     made = [loss(runs), accuracy(runs), learning_rate(runs), speed(runs), lateness(runs)]
-    made += [_extra(runs, *words) for words in _EXTRA]
+    made += [_extra(runs, *each) for each in _EXTRA]
     if any(_grows(run) for run in runs):
         made.insert(3, batch(runs))
     if len(runs) > 1:
@@ -42,23 +43,24 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def loss(runs: Sequence[Run]) -> Chart:
-    """Training and validation."""
+    """Return the chart of training and validation loss."""
     curves = _both(runs, "loss")
     values = [value for curve in curves for value in curve.series.y]
     falls_far = bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_FROM
     scale = " Logarithmic scale." if falls_far else ""
     about = (
-        "Loss in training (thin, as the steps saw it) and on the validation part (with"
+        "Loss of training steps (thin, in training mode) and of the validation split (with"
         f" dots).{scale}"
     )
     return Chart("Loss", about, _x_name(runs), curves, lowest=0.0, log=falls_far)
 
 
 def accuracy(runs: Sequence[Run]) -> Chart:
-    """Training and validation, without the depths of the first steps."""
+    """Return the chart of training and validation accuracy; its axis omits the low first steps."""
     curves = _both(runs, "accuracy")
     about = (
-        "Accuracy in training (thin, as the steps saw it) and on the validation part (with dots)."
+        "Accuracy of training steps (thin, in training mode) and of the validation split (with"
+        " dots)."
     )
     return Chart(
         "Accuracy", about, _x_name(runs), curves, "percent", _floor(curves), _ceiling(curves)
@@ -66,26 +68,26 @@ def accuracy(runs: Sequence[Run]) -> Chart:
 
 
 def accuracy_by_time(runs: Sequence[Run]) -> Chart:
-    """Who is there first."""
+    """Return the chart of validation accuracy over the time of the run."""
     curves = tuple(
         Curve(run.name, over_seconds(run.record, validations(run.record), "accuracy"), number)
         for number, run in enumerate(runs)
     )
-    about = "Validation accuracy by the time a run took: further left is faster."
+    about = "Validation accuracy over the time of the run: further left is faster."
     return Chart(
         "Accuracy by time", about, "time", curves, "percent", _floor(curves), _ceiling(curves)
     )
 
 
 def learning_rate(runs: Sequence[Run]) -> Chart:
-    """As the steps used it."""
+    """Return the chart of the learning rate that the steps used."""
     about = "The learning rate of the steps: warm-up, peak and decay."
     curves = _each(runs, lambda run: over_epochs(run.record, steps(run.record), "lr"))
     return Chart("Learning rate", about, _x_name(runs), curves, lowest=0.0)
 
 
 def batch(runs: Sequence[Run]) -> Chart:
-    """Where one grows."""
+    """Return the chart of the batch, for runs whose batch grows."""
     about = "Samples of an update, over all workers."
     curves = _each(runs, lambda run: over_epochs(run.record, steps(run.record), "batch"))
     return Chart("Batch", about, _x_name(runs), curves, lowest=0.0)
@@ -96,15 +98,15 @@ def _grows(run: Run) -> bool:
 
 
 def speed(runs: Sequence[Run]) -> Chart:
-    """Over the time of the run."""
+    """Return the chart of the throughput over the time of the run."""
     about = "Images per second over the run, all workers together, without evaluations."
     curves = _each(runs, lambda run: throughput(run.record))
     return Chart("Throughput (images/s)", about, "time", curves, lowest=0.0)
 
 
 def lateness(runs: Sequence[Run]) -> Chart:
-    """How far the slowest worker was behind."""
-    about = "Own work of the slowest worker over the mean of all: 1 is perfect balance."
+    """Return the chart of the slowest worker's own work relative to the mean."""
+    about = "Own work of the slowest worker divided by the mean of all: 1 is perfect balance."
     curves = _each(runs, lambda run: smoothed(lateness_over_seconds(run.record), 40))
     return Chart("Slowest worker", about, "time", curves, lowest=1.0)
 
@@ -117,7 +119,7 @@ def _extra(runs: Sequence[Run], key: str, title: str, about: str) -> Chart:
 
 
 def _both(runs: Sequence[Run], key: str) -> tuple[Curve, ...]:
-    """The steps' curves first, so that evaluations lie on top."""
+    """Return the curves of steps, then those of evaluations, which are drawn on top."""
 
     def name(run: Run, part: str) -> str:
         return f"{run.name}, {part}" if len(runs) > 1 else part
@@ -151,8 +153,10 @@ def _x_name(runs: Sequence[Run]) -> str:
 
 
 def _floor(curves: Sequence[Curve]) -> float | None:
-    """An axis that begins where the later three quarters of the evaluations are; the first steps
-    are below it."""
+    """Return the start of the y axis: a bit below the later three quarters of the evaluations.
+
+    The first steps are below it.
+    """
     later = [
         value
         for curve in curves
@@ -166,7 +170,7 @@ def _floor(curves: Sequence[Curve]) -> float | None:
 
 
 def _ceiling(curves: Sequence[Curve]) -> float | None:
-    """Some room above the best; the whole up to 100% when it is near."""
+    """Return the end of the y axis: a bit above the best value, or 100% if that is near."""
     best = max((value for curve in curves for value in curve.series.y), default=None)
     if best is None:
         return None

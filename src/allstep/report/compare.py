@@ -1,4 +1,4 @@
-"""Several runs beside the first: what more workers, or another setting, changed, in words."""
+"""Comparison of runs with the first one: what more workers, or other settings, changed."""
 
 import math
 from typing import Literal
@@ -10,26 +10,28 @@ from allstep.report.run import Run
 
 
 def compare(runs: list[Run]) -> list[Judgement]:
-    """A judgement on each further run beside the first."""
-    return [_beside(runs[0], run) for run in runs[1:]]
+    """Return a judgement on each further run compared with the first."""
+    return [_compared(runs[0], run) for run in runs[1:]]
 
 
 def speed_up(first: Glance, other: Glance) -> float | None:
-    """Images/s over those of the first."""
+    """Return the images/s of `other` divided by those of `first`; None if one is unknown."""
     if not first.images_per_second or other.images_per_second is None:
         return None
     return other.images_per_second / first.images_per_second
 
 
 def noise(first: Glance, other: Glance) -> float | None:
-    """Two standard errors of the difference of two accuracies: what the size of the test sets alone
-    can make."""
+    """Return two standard errors of the difference of both accuracies; None if it is unknown.
+
+    Differences below it can come from the limited number of test samples alone.
+    """
     pairs = [(each.accuracy, each.count) for each in (first, other)]
     variance = [max(0.0, a * (1 - a)) / n for a, n in pairs if a is not None and n and n > 0]
     return 2 * math.sqrt(sum(variance)) if len(variance) == 2 else None
 
 
-def _beside(first: Run, other: Run) -> Judgement:
+def _compared(first: Run, other: Run) -> Judgement:
     here, there = glance(first.record), glance(other.record)
     parts = [
         part
@@ -40,8 +42,8 @@ def _beside(first: Run, other: Run) -> Judgement:
         )
         if part
     ]
-    severity: Literal["good", "hint"] = "hint" if _parted(here, there) or not parts else "good"
-    title = f"{other.name} beside {first.name}"
+    severity: Literal["good", "hint"] = "hint" if _differ(here, there) or not parts else "good"
+    title = f"{other.name} compared with {first.name}"
     return Judgement("compare", severity, title, "; ".join(parts) or "there is nothing to compare")
 
 
@@ -49,24 +51,23 @@ def _speed(first: Run, other: Run, here: Glance, there: Glance) -> str | None:
     ratio = speed_up(here, there)
     if ratio is None or here.images_per_second is None or there.images_per_second is None:
         return None
-    said = (
+    speeds = (
         f"{count(there.images_per_second)} images/s against {count(here.images_per_second)}:"
         f" {figure(round(ratio, 2))}x"
     )
     return (
-        said
+        speeds
         if first.num_workers == other.num_workers
-        else f"{said} with {_resources(first, other, ratio)}"
+        else f"{speeds} with {_resources(first, other, ratio)}"
     )
 
 
 def _resources(first: Run, other: Run, ratio: float) -> str:
-    """How many workers that took, and what part of the ideal it is: as many times the threads, as
-    many times the speed."""
+    """Return the numbers of workers and the speed-up as a fraction of the ratio of threads."""
     workers = f"{plural(other.num_workers, 'worker')} against {first.num_workers}"
     threads = (first.num_threads or first.num_workers, other.num_threads or other.num_workers)
     if threads[0] == threads[1]:
-        return f"{workers} on as many threads"
+        return f"{workers} on the same number of threads"
     return (
         f"{workers} ({percent(ratio * threads[0] / threads[1], 0)} of"
         f" {figure(threads[1] / threads[0])}x)"
@@ -76,16 +77,16 @@ def _resources(first: Run, other: Run, ratio: float) -> str:
 def _accuracy(here: Glance, there: Glance) -> str | None:
     if here.accuracy is None or there.accuracy is None or here.part != there.part:
         return None
-    said = f"{there.part} accuracy {percent(there.accuracy, 2)} against {percent(here.accuracy, 2)}"
+    pair = f"{there.part} accuracy {percent(there.accuracy, 2)} against {percent(here.accuracy, 2)}"
     limit = noise(here, there)
     if limit is None:
-        return said
-    verdict = f"{'' if _parted(here, there) else 'no '}further apart than chance makes them"
-    return f"{said}, {verdict} (±{100 * limit:.2f} points with {count(there.count or 0)} samples)"
+        return pair
+    verdict = f"{'more' if _differ(here, there) else 'not more'} than chance explains"
+    return f"{pair}, {verdict} (±{100 * limit:.2f} points with {count(there.count or 0)} samples)"
 
 
-def _parted(here: Glance, there: Glance) -> bool:
-    """Whether the accuracies differ by more than chance makes them."""
+def _differ(here: Glance, there: Glance) -> bool:
+    """Return whether the accuracies differ by more than chance explains."""
     limit = noise(here, there) if here.part == there.part else None
     return limit is not None and abs((here.accuracy or 0.0) - (there.accuracy or 0.0)) > limit
 

@@ -1,18 +1,17 @@
 """Training, validation and test error, measured so that they can be compared.
 
 ```
-                    samples                         weights              mode
-training sample     fixed, of the training split    those tested         evaluation    eval line, part "train"
-validation          the validation split            the same             evaluation    eval line at the same `samples`
-training steps      the last tenth of an epoch      moving               training      step lines up to that evaluation
+                 samples                      weights   mode        lines of the record
+training sample  fixed, of training split     tested    evaluation  eval, part "train"
+validation       validation split             the same  evaluation  eval at the same `samples`
+training steps   last tenth of an epoch       changing  training    step, up to that evaluation
 ```
 
-The first two are like with like: same weights, no augmentation, no dropout, plain loss. A run
-records the training sample at its end; older runs and runs that were cut off have no such line. For
-them the last tenth of an epoch of training steps stands in: the mean over an epoch would be the
-error of weights that are long gone. Where the steps were trained under conditions that evaluation
-does not have (`obstacles`), their error is too high, so that it can show overfitting but not
-underfitting.
+The first two are comparable: same weights, no augmentation, no dropout, plain loss. A run records
+the training sample at its end; older and interrupted runs have no such line. For them the last
+tenth of an epoch of training steps replaces it: the mean over a whole epoch would be the error of
+weights that no longer exist. If the steps had conditions that evaluation does not have
+(`obstacles`), their error is too high, so that it can show overfitting but not underfitting.
 """
 
 import math
@@ -26,9 +25,9 @@ from allstep.runlog import Fields, RunRecord, number
 from allstep.train.config.renamed import with_new_keys
 
 TAIL = 0.1
-"""Part of an epoch whose steps stand in for a training sample."""
+"""Fraction of an epoch whose steps replace a missing training sample."""
 _DROP_OUT = ("alexnet", "vgg16", "googlenet")
-"""Our models that drop out unless `model.options.dropout` is 0."""
+"""Models of allstep that use dropout unless `model.options.dropout` is 0."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +35,17 @@ class Measured:
     """The score of one split."""
 
     error: float
-    """Share of wrong samples."""
+    """Fraction of wrong samples."""
     count: float | None = None
-    """Samples measured."""
+    """Number of measured samples; None if unknown."""
     loss: float | None = None
 
     @property
     def variance(self) -> float:
-        """Of the error, as far as the number of samples makes it; 0 where that is unknown.
+        """Variance of the error due to the number of samples; 0 if that is unknown.
 
-        The error is taken as (wrong + 1) / (count + 2): 0 wrong of 20 does not mean that the error
-        is known to be 0.
+        The error is estimated as (wrong + 1) / (count + 2): 0 wrong of 20 does not mean that the
+        error is known to be 0.
         """
         if not self.count or self.count <= 0:
             return 0.0
@@ -55,13 +54,13 @@ class Measured:
 
     @property
     def noise(self) -> float:
-        """Two standard errors."""
+        """Two standard errors of the error."""
         return 2 * math.sqrt(self.variance)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The splits of a run next to each other. None: not measured."""
+    """The scores of the splits of a run; None if not measured."""
 
     train: Measured | None = None
     validation: Measured | None = None
@@ -70,7 +69,7 @@ class Compared:
     """Whether `train` is a training sample in evaluation mode with the weights of `validation`,
     rather than training steps."""
     obstacles: tuple[str, ...] = ()
-    """What the training steps had and evaluation has not, in words; empty for a training sample."""
+    """Conditions of the training steps that evaluation lacks; empty for a training sample."""
 
     @property
     def gap(self) -> float | None:
@@ -90,8 +89,10 @@ class Compared:
 
 
 def compared(record: RunRecord) -> Compared:
-    """The training sample next to the validation of the same weights; without one, training steps
-    next to the last validation."""
+    """Return the training sample with the validation of the same weights.
+
+    Without a training sample, return the training steps with the last validation.
+    """
     found = validations(record)
     test = _measured(_last(record, "test")) if is_finished(record) else None
     sample = _last(record, "train")
@@ -111,8 +112,7 @@ def compared(record: RunRecord) -> Compared:
 
 
 def last_steps(record: RunRecord, validation: Fields | None = None) -> Measured | None:
-    """Training error over the last tenth of an epoch before `validation`; without one, before the
-    end."""
+    """Return the training error over the last tenth of an epoch before `validation` or the end."""
     every = steps(record)
     lines = [
         line for line in every if validation is None or line["samples"] <= validation["samples"]
@@ -121,7 +121,7 @@ def last_steps(record: RunRecord, validation: Fields | None = None) -> Measured 
         return None
     end = lines[-1]["samples"]
     since = end - TAIL * (samples_per_epoch(record) or end)
-    # A line that began before the tail has a share in it: its mean counts for the samples within.
+    # A line that starts before the tail counts with its samples that are within the tail.
     parts = [
         (min(size, line["samples"] - since), line)
         for line, size in zip(lines, counts(lines), strict=True)
@@ -155,22 +155,22 @@ def _obstacles(record: RunRecord) -> Iterator[str]:
     if not isinstance(config, Mapping):
         return
     config = with_new_keys(config)
-    for section, key, words in (
+    for section, key, text in (
         ("data", "augment", "augmentation"),
         ("data", "mix", "mixed samples"),
         ("", "label_smoothing", "label smoothing"),
         ("ema", "decay", "weights that are not the averaged ones"),
-        ("evaluation", "flip", "no mirror images"),
+        ("evaluation", "flip", "no flipped images"),
     ):
         value = (_section(config, section) if section else config).get(key)
         if value and value != "none":
-            yield words
+            yield text
     if _may_drop_out(_section(config, "model")):
         yield "dropout"
 
 
 def _may_drop_out(model: Mapping[str, Any]) -> bool:
-    """As far as a config tells: a model of the user's own may."""
+    """Return whether the model may use dropout, as far as the config shows; a user's model may."""
     name = str(model.get("name"))
     rate = _section(model, "options").get("dropout")
     return ":" in name or bool(rate) or (rate is None and name in _DROP_OUT)

@@ -1,4 +1,4 @@
-"""What a run's config changed in its recipe, and where runs differ."""
+"""The keys in which a run's config differs from its recipe, or from other runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _ABSENT = "–"
 
 @dataclass(frozen=True)
 class Row:
-    """One key: its value in the recipe and in each run."""
+    """A config key with its value in the recipe and in each run."""
 
     key: str
     recipe: str
@@ -19,12 +19,12 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """From the recipe, or between runs."""
+        """Whether a value differs from the recipe's, or between runs."""
         return len({*self.values, self.recipe} - {_ABSENT}) > 1 or len(set(self.values)) > 1
 
 
 def rows(configs: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Every key of any config, in the order of writing."""
+    """Return a row for every key of any config, in the order of the configs."""
     flat = [flattened(config) for config in configs]
     recipe = _recipe(flat)
     keys = dict.fromkeys(key for each in flat for key in each)
@@ -35,7 +35,7 @@ def rows(configs: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """The keys of sections with a dot, the values as text."""
+    """Return the values of the config as text, by keys such as `section.key`."""
     found: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -46,9 +46,9 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _recipe(flat: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The recipe (or the defaults) that all runs name, as in this version of allstep.
+    """Return the recipe (or the defaults) that all runs name, as in this version of allstep.
 
-    Empty when they name several or none.
+    The result is empty if they name several or none.
     """
     names = {each.get("recipe") for each in flat}
     make = BASES.get(str(next(iter(names)))) if len(names) == 1 else None
@@ -66,6 +66,6 @@ def _text(value: Any) -> str:
 
 
 def _decimal(value: float) -> str:
-    """2, 0.1, 1e+09; all its digits where six are too few."""
+    """Return a text such as 2, 0.1 or 1e+09, with all digits if six are too few."""
     short = f"{value:g}"
     return short if float(short) == value else str(value)

@@ -1,7 +1,8 @@
-"""Curves as coordinates: what the template draws as SVG.
+"""Coordinates of curves, which the template draws as SVG.
 
 ```
-(0, 0)                               viewBox 0 0 400 234, scaled to the width it is given: 350 points on a telephone, 380 on a desk
+(0, 0)                             viewBox 0 0 400 234, scaled to the available width:
+                                   350 points on a phone, 380 on a desktop
    LEFT                       RIGHT
     |                          |   TOP
   1 +--------------------------+
@@ -10,8 +11,8 @@
     0       2       4       6
 ```
 
-Curves that leave the frame are cut at its edge (the template clips them). The script on the page
-turns coordinates back into figures, so a chart carries the ends of its axes along.
+The template clips curves at the edge of the frame. The script on the page turns coordinates back
+into figures, so a chart includes the ends of its axes.
 """
 
 import math
@@ -30,13 +31,14 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: the run it belongs to (its colour) and how it is drawn: "thin" for steps, "strong"
-    with dots for evaluations."""
+    """One line of a chart."""
 
     name: str
     series: Series
     run: int = 0
+    """Number of the run, which selects the color."""
     style: str = "strong"
+    """"thin" for steps, "strong" (with dots) for evaluations, "line" for others."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,22 @@ class Chart:
 
     title: str
     about: str
-    """What the image shows, for those who do not see it and those who do."""
+    """Description of the chart, shown below it and read by screen readers."""
     x_name: str
     curves: tuple[Curve, ...]
     kind: str = "figure"
-    """How values are written: figure, percent, seconds."""
+    """Format of values: figure, percent or seconds."""
     lowest: float | None = None
-    """Where the y axis begins, unless it is logarithmic."""
+    """Start of the y axis, unless it is logarithmic; None for the lowest value."""
     highest: float | None = None
+    """End of the y axis, unless it is logarithmic; None for the highest value."""
     log: bool = False
+    """Whether the y axis is logarithmic."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from `low` to `high` on points from `start` to `end`."""
+    """Maps values from `low` to `high` to coordinates from `start` to `end`."""
 
     low: float
     high: float
@@ -79,7 +83,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class DrawnCurve:
-    """The points of a curve, ready for a polyline."""
+    """A curve with its points as text for an SVG polyline, and its dots."""
 
     curve: Curve
     points: str
@@ -88,7 +92,7 @@ class DrawnCurve:
 
 @dataclass(frozen=True)
 class DrawnChart:
-    """All that the template needs."""
+    """A chart with all coordinates and texts that the template needs."""
 
     chart: Chart
     x: Axis
@@ -100,12 +104,11 @@ class DrawnChart:
 
 
 def draw(chart: Chart) -> DrawnChart | None:
-    """The chart's coordinates; None when none of its curves has a point."""
+    """Return the coordinates of `chart`; None if none of its curves has a point."""
     curves = [curve for curve in chart.curves if len(curve.series)]
     if not curves:
         return None
-    x = _x_axis(chart, curves)
-    y = _y_axis(chart, curves)
+    x, y = _x_axis(chart, curves), _y_axis(chart, curves)
     write = writer(chart.kind)
     return DrawnChart(
         chart=chart,
@@ -119,12 +122,12 @@ def draw(chart: Chart) -> DrawnChart | None:
 
 
 def writer(kind: str) -> Format:
-    """How values of a kind are written."""
+    """Return the function that formats values of `kind` (see `Chart.kind`)."""
     return {"percent": lambda value: f"{100 * value:.4g}%", "seconds": seconds}.get(kind, _short)
 
 
 def round_ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
-    """Round numbers within, about so many."""
+    """Return about `about` round numbers from `low` to `high`."""
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
@@ -133,7 +136,7 @@ def round_ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Powers of ten within; with fewer than three of them also twos and fives."""
+    """Return the powers of ten from `low` to `high`, with twos and fives if they are few."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     tens = tuple(10.0**e for e in exponents if low <= 10.0**e <= high)
     if len(tens) >= 3:
@@ -144,7 +147,7 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def time_ticks(high: float) -> tuple[float, ...]:
-    """Round seconds, minutes, hours or days from 0 on, at most six after it."""
+    """Return 0 and at most six round numbers of seconds, minutes, hours or days up to `high`."""
     minute, hour, day = 60, 3600, 86400
     rounds = (
         1,
@@ -198,19 +201,22 @@ def _drawn(curve: Curve, x: Axis, y: Axis) -> DrawnCurve:
 def _table(
     curves: Sequence[Curve], x: Axis, chart: Chart, write: Format
 ) -> Iterable[tuple[str, ...]]:
-    """A dozen rows: the last value of every curve at or before round positions."""
+    """Yield a header, then about a dozen rows with the last value of every curve up to there."""
     yield (chart.x_name, *(curve.name for curve in curves))
-    places = sorted(
-        {place for curve in curves for place in curve.series.x if curve.style == "strong"}
+    positions = sorted(
+        {position for curve in curves for position in curve.series.x if curve.style == "strong"}
     )
-    places = places or sorted({place for curve in curves for place in curve.series.x})
-    step = max(1, math.ceil(len(places) / _TABLE_ROWS))
-    for place in places[::-1][::step][::-1]:
-        yield (_x_text(chart, place), *(_before(curve.series, place, write) for curve in curves))
+    positions = positions or sorted({position for curve in curves for position in curve.series.x})
+    step = max(1, math.ceil(len(positions) / _TABLE_ROWS))
+    for position in positions[::-1][::step][::-1]:
+        yield (
+            _x_text(chart, position),
+            *(_before(curve.series, position, write) for curve in curves),
+        )
 
 
-def _before(series: Series, place: float, write: Format) -> str:
-    values = [y for x, y in zip(series.x, series.y, strict=True) if x <= place * (1 + 1e-9)]
+def _before(series: Series, position: float, write: Format) -> str:
+    values = [y for x, y in zip(series.x, series.y, strict=True) if x <= position * (1 + 1e-9)]
     return write(values[-1]) if values else "–"
 
 

@@ -1,23 +1,24 @@
-"""What a run was, as rows of a table: name, and a value for each run."""
+"""Facts about runs as rows of a table: a name, and a value for each run."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from allstep.console.quantities import count, nbytes, percent, plural, seconds, times
-from allstep.report.ending import last_word
+from allstep.report.ending import last_time
 from allstep.report.glance import glance
 from allstep.report.run import Run
 from allstep.report.series import Clock, steps
 from allstep.runlog import number
 
 _NOT_KNOWN = "–"
-_LARGEST_MEMORY = 1 << 60  # bytes; more is damage
+# bytes; a larger value is a damaged record
+_LARGEST_MEMORY = 1 << 60
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, tuple[str, ...]]]:
-    """The rows that at least one run has a value for."""
-    table = [(name, tuple(tell(run) or _NOT_KNOWN for run in runs)) for name, tell in _ROWS]
+    """Return the rows for which at least one run has a value."""
+    table = [(name, tuple(fact(run) or _NOT_KNOWN for run in runs)) for name, fact in _ROWS]
     return [(name, values) for name, values in table if set(values) != {_NOT_KNOWN}]
 
 
@@ -36,7 +37,7 @@ def _started(run: Run) -> str:
 
 
 def _took(run: Run) -> str:
-    spent = seconds(Clock(run.record)(last_word(run.record)))
+    spent = seconds(Clock(run.record)(last_time(run.record)))
     resumed = len(run.record.starts) - 1
     return spent + (f", resumed {times(resumed)}" if resumed else "")
 
@@ -68,11 +69,11 @@ def _early(run: Run) -> str | None:
 
 
 def _memory(run: Run) -> str | None:
-    """The most that any worker had in use when it told how it goes."""
-    told = [line["memory"] for line in run.record.steps if isinstance(line.get("memory"), list)]
+    """Return the largest memory use of a worker among the step lines; None if unknown."""
+    lists = [line["memory"] for line in run.record.steps if isinstance(line.get("memory"), list)]
     used = [
         each
-        for line in told
+        for line in lists
         for each in line
         if isinstance(each, int) and 0 < each < _LARGEST_MEMORY
     ]
@@ -92,7 +93,7 @@ def _data(run: Run) -> str | None:
 
 
 def _score(part: str) -> Callable[[Run], str | None]:
-    def tell(run: Run) -> str | None:
+    def fact(run: Run) -> str | None:
         lines = [line for line in run.record.evals if line.get("part") == part]
         if not lines or (accuracy := number(lines[-1], "accuracy")) is None:
             return None
@@ -102,7 +103,7 @@ def _score(part: str) -> Callable[[Run], str | None]:
             f", top 5 {percent(top5, 2)}" if top5 is not None else ""
         )
 
-    return tell
+    return fact
 
 
 def _model(run: Run) -> str | None:
@@ -124,7 +125,7 @@ def _arithmetic(run: Run) -> str | None:
 
 
 def _precision(run: Run) -> str | None:
-    """What the run computed in; runs from before `precision: auto` have it in their config only."""
+    """Return the precision of the run; runs of older versions have it only in their config."""
     name = run.record.start.get("precision") or run.config.get("precision")
     why = run.record.start.get("precision_why")
     return f"{name} (auto: {why})" if name and why else str(name) if name else None

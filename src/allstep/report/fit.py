@@ -1,17 +1,17 @@
-"""Does the model fit: too little (underfitting), too closely (overfitting), or is it too early to
-tell?
+"""Rules about underfitting and overfitting, and about when a verdict is not possible.
 
 ```
              too short, too few samples, not comparable ──> no verdict, with the reason
-compared ──> still improving steeply                    ──> "Still improving: train longer"
-             training error high, gap no larger         ──> underfitting: High training error
-             training error low, gap large              ──> overfitting: Low training error, high validation error
+compared ──> still improving steeply            ──> "Still improving: train longer"
+             training error high, gap no larger ──> underfitting: "High training error"
+             training error low, gap large      ──> overfitting: "Low training error, high
+                                                    validation error"
 ```
 
 Training and validation error are those of the same weights, in evaluation mode (`compared`). The
-gap is validation error minus training error; one that the number of samples can make by chance (two
-standard errors) gives no verdict. A verdict needs a run that is long enough: one epoch shows
-neither whether the error would fall further nor what repeating the samples does.
+gap is validation error minus training error; a gap that chance explains (below two standard errors
+for the number of samples) gives no verdict. A verdict needs a run that is long enough: one epoch
+shows neither whether the error would fall further nor the effect of repeated samples.
 """
 
 import math
@@ -27,40 +27,44 @@ from allstep.report.series import counts, samples_per_epoch, steps, validations
 from allstep.runlog import Fields, RunRecord, number
 
 HIGH_TRAINING_ERROR = 0.10
+"""Training error from which a model underfits."""
 LEAST_GAP = 0.02
-"""Between training and validation error."""
+"""Minimum of validation error minus training error for overfitting."""
 GAP_FACTOR = 1.5
-"""Validation error over training error."""
+"""Minimum of validation error divided by training error for overfitting."""
 TURNED = 1.10
-"""Last validation loss over the lowest."""
+"""Minimum of the last validation loss divided by the lowest for "got worse again"."""
 IMPROVING, STEEP = 0.05, 0.20
-"""Part of the validation loss that the last quarter of the run took away; with the second, a
-verdict would be premature."""
+"""Fraction by which the validation loss fell in the last quarter of the run.
+
+From the first value the run is still improving, from the second a verdict would be premature.
+"""
 LEAST_UPDATES, LEAST_EVALUATIONS = 50, 2
-"""Of a run that is long enough for a verdict; it also has a whole epoch."""
+"""Minimum updates and evaluations of a run for a verdict, in addition to a whole epoch."""
 
 _OF = "verdict on over- or underfitting"
 
 
-# What a verdict rests on
+# The data of a verdict
 
 
 class _Fall(NamedTuple):
-    """Of the validation loss, up to the last evaluation, which is among the best."""
+    """Fall of the validation loss up to the last evaluation; one of the last two is the best."""
 
     before: float
     after: float
     is_quarter: bool
-    """Over the last quarter of the evaluations; else, where they are few, since the one before."""
+    """Whether it is over the last quarter of the evaluations instead of since the previous one."""
 
     @property
     def share(self) -> float:
+        """Fraction of the loss before."""
         return 1 - self.after / self.before
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The errors of a run, and how far it had come. None: not known."""
+    """The errors of a run and its length; None if unknown."""
 
     errors: Compared
     fall: _Fall | None
@@ -72,7 +76,7 @@ class Fit:
 
     @property
     def underfits(self) -> bool:
-        """Many training samples are wrong, and validation adds no more than that again."""
+        """Whether the training error is high, and the gap is not larger than it."""
         found = self.errors
         if found.train is None or found.train.error < HIGH_TRAINING_ERROR:
             return False
@@ -80,7 +84,7 @@ class Fit:
 
     @property
     def overfits(self) -> bool:
-        """Validation is worse by some points, and by half as much again."""
+        """Whether the validation error exceeds the training error by both limits of the gap."""
         found = self.errors
         if found.train is None or found.gap is None or self.underfits:
             return False
@@ -91,15 +95,17 @@ class Fit:
 
     @property
     def is_premature(self) -> bool:
-        """Whether the training error is high and falls so fast that a verdict would be about the
-        length of the run."""
+        """Whether the training error is high and the validation loss still falls steeply.
+
+        A verdict would then be about the length of the run.
+        """
         train, fall = self.errors.train, self.fall
         is_high = train is not None and train.error >= HIGH_TRAINING_ERROR
         return is_high and fall is not None and fall.share >= STEEP and not _too_short(self)
 
 
 def look(record: RunRecord) -> Fit:
-    """Reads a record once for all rules."""
+    """Return the data that all rules need from `record`."""
     lines, found, size = steps(record), validations(record), samples_per_epoch(record)
     return Fit(
         errors=compared(record),
@@ -121,7 +127,7 @@ def _fall(losses: Sequence[float]) -> _Fall | None:
 
 
 def _num_updates(lines: Sequence[Fields]) -> int | None:
-    """By the samples and the batch of each line; None where a line has no batch."""
+    """Return the updates, from samples and batch of each line; None if a line has no batch."""
     batches = [number(line, "batch") or 0.0 for line in lines]
     if not lines or min(batches) <= 0:
         return None
@@ -132,7 +138,7 @@ def _num_updates(lines: Sequence[Fields]) -> int | None:
 
 
 def high_training_error(fit: Fit) -> Judgement | None:
-    """Most of the error is there in training already."""
+    """Judge a run with underfitting: most of its error is training error."""
     found = fit.errors
     if found.train is None or not fit.underfits or _withheld(fit) is not None:
         return None
@@ -143,21 +149,21 @@ def high_training_error(fit: Fit) -> Judgement | None:
         and fit.is_finished
     )
     advice = (
-        "It has not learnt the training set yet, and it still improves: train longer first, then"
+        "The training error is high and the run still improves: train longer first, then"
         " try a bigger model."
         if is_improving
         else (
-            "It cannot even fit what it trains on: a bigger model, longer training, a better rate,"
-            " less regularisation."
+            "The model does not fit its training data: try a bigger model, longer training, another"
+            " learning rate, less regularization."
         )
     )
-    beside = "" if found.gap is None else f", validation {_signed(found.gap)} points from it"
-    figures = f"training error {percent(found.train.error)}{_where(found)}{beside}"
+    gap = "" if found.gap is None else f", validation {_signed(found.gap)} points from it"
+    figures = f"training error {percent(found.train.error)}{_where(found)}{gap}"
     return Judgement("high_training_error", "problem", "High training error", figures, advice)
 
 
 def overfitting(fit: Fit) -> Judgement | None:
-    """Low training but high validation error."""
+    """Judge a run with low training but high validation error."""
     found = fit.errors
     if (
         not fit.overfits
@@ -166,9 +172,9 @@ def overfitting(fit: Fit) -> Judgement | None:
         or _withheld(fit) is not None
     ):
         return None
-    figures = f"{_in_words(found)}: {_signed(found.gap)} points"
+    figures = f"{_errors_text(found)}: {_signed(found.gap)} points"
     advice = (
-        "In this order: more data, augmentation, dropout, weight decay, early stopping; or a"
+        "Try in this order: more data, augmentation, dropout, weight decay, early stopping; or a"
         " smaller model."
     )
     title = "Low training error, high validation error"
@@ -179,14 +185,13 @@ def overfitting(fit: Fit) -> Judgement | None:
 
 
 def no_verdict(fit: Fit) -> Judgement | None:
-    """A run that has ended, of which it cannot be known whether the model fits."""
-    # Without an end, that is the reason, and `unfinished` gives it; a premature verdict is the
-    # matter of `still_improving`.
+    """Judge a finished run for which no verdict is possible, with the reason."""
+    # `unfinished` reports a run without an end, `still_improving` one that ended too early.
     return _withheld(fit) if fit.is_finished and not fit.is_premature else None
 
 
 def still_improving(fit: Fit) -> Judgement | None:
-    """The validation loss was still falling when the run ended."""
+    """Judge a run whose validation loss was still falling when it ended."""
     fall = fit.fall
     if (
         fall is None
@@ -200,19 +205,19 @@ def still_improving(fit: Fit) -> Judgement | None:
         f" ({percent(fall.share, 0)}) {since}"
     )
     if fit.is_premature:
-        figures += f", too steeply for a {_OF}; so far {_in_words(fit.errors)}"
+        figures += f", too steeply for a {_OF}; so far {_errors_text(fit.errors)}"
         return Judgement("still_improving", "hint", "Still improving: train longer", figures)
     return Judgement(
         "still_improving",
         "hint",
         "Still improving at the end",
         figures,
-        "More epochs should give more.",
+        "More epochs should improve the score.",
     )
 
 
 def validation_turned(fit: Fit) -> Judgement | None:
-    """The validation loss was lower before."""
+    """Judge a run whose validation loss was lower before its end."""
     losses = _numbers(fit.validations, "loss")
     if len(losses) < 4:
         return None
@@ -223,9 +228,7 @@ def validation_turned(fit: Fit) -> Judgement | None:
         f"validation loss was lowest, {figure(losses[best])}, at evaluation {best + 1} of"
         f" {len(losses)} and is {figure(losses[-1])} now"
     )
-    advice = (
-        "Stop earlier, or keep the best weights; the remedies for a high validation error apply."
-    )
+    advice = "Stop earlier, or keep the best weights; see also the advice on overfitting."
     severity: Literal["problem", "hint"] = "problem" if _accuracy_fell(fit.validations) else "hint"
     return Judgement("validation_turned", severity, "Validation got worse again", figures, advice)
 
@@ -239,46 +242,47 @@ RULES: tuple[Callable[[Fit], Judgement | None], ...] = (
 )
 
 
-# When there is none
+# Reasons for no verdict
 
 
 def _withheld(fit: Fit) -> Judgement | None:
-    """Why nothing is said about over- and underfitting; None when it can be judged, or when there
-    is no error to judge by."""
+    """Return why there is no verdict on over- and underfitting.
+
+    None means that a verdict is possible, or that there is no training error to judge by.
+    """
     found = fit.errors
     if found.train is None:
         return None
-    errors = _in_words(found)
+    errors = _errors_text(found)
     if reason := _too_short(fit):
-        return _none(f"Too short for a {_OF}", f"{reason}; {errors}", "Train longer for one.")
+        return _no_verdict(
+            f"Too short for a {_OF}", f"{reason}; {errors}", "Train longer to get a verdict."
+        )
     if fit.is_premature or fit.has_diverged:
-        return _none(f"Too early for a {_OF}", errors)
+        return _no_verdict(f"Too early for a {_OF}", errors)
     if reason := _too_few(fit):
         advice = "A larger validation split would show it: `data.validation=N`."
-        return _none(f"Too few samples for a {_OF}", f"{errors}; {reason}", advice)
+        return _no_verdict(f"Too few samples for a {_OF}", f"{errors}; {reason}", advice)
     if fit.underfits and found.obstacles:
         figures = (
             f"{errors}; training steps had {_listed(found.obstacles)}, which makes their error"
             " higher"
         )
         advice = "`allstep eval RUN --part train` measures the training error in evaluation mode."
-        return _none("No verdict on underfitting", figures, advice)
+        return _no_verdict("No verdict on underfitting", figures, advice)
     return None
 
 
-def _none(title: str, figures: str, advice: str = "") -> Judgement:
+def _no_verdict(title: str, figures: str, advice: str = "") -> Judgement:
     return Judgement("no_verdict", "hint", title, figures, advice)
 
 
 def _too_short(fit: Fit) -> str:
-    """The reason, in figures; empty when the run is long enough."""
+    """Return why the run is too short, with figures; "" if it is long enough."""
     if fit.epochs is not None and fit.epochs < 1:
         return f"{figure(fit.epochs)} of an epoch"
     if fit.updates is not None and fit.updates < LEAST_UPDATES:
-        return (
-            f"{plural(fit.updates, 'update')} of the weights, of which a verdict needs"
-            f" {LEAST_UPDATES}"
-        )
+        return f"{plural(fit.updates, 'update')}, a verdict needs {LEAST_UPDATES}"
     is_short = fit.epochs is None or fit.epochs < 2
     if len(fit.validations) < LEAST_EVALUATIONS and (is_short or fit.underfits):
         epochs = "" if fit.epochs is None else f"{plural(math.floor(fit.epochs), 'epoch')} with "
@@ -290,8 +294,10 @@ def _too_short(fit: Fit) -> str:
 
 
 def _too_few(fit: Fit) -> str:
-    """The reason, in figures, where chance alone could make the error, or the gap, that a verdict
-    would rest on."""
+    """Return why there are too few samples, with figures; "" if there are enough.
+
+    They are too few if chance could explain the error, or the gap, on which a verdict would rest.
+    """
     train, validation, gap = fit.errors.train, fit.errors.validation, fit.errors.gap
     if train is None or validation is None or gap is None:
         return ""
@@ -301,7 +307,7 @@ def _too_few(fit: Fit) -> str:
         )
     if fit.overfits and gap < fit.errors.noise:
         few = min(train, validation, key=lambda each: each.count or 0.0)
-        return f"with {_samples(few)} chance makes a gap of ±{100 * fit.errors.noise:.1f} points"
+        return f"with {_samples(few)} chance explains a gap of ±{100 * fit.errors.noise:.1f} points"
     return ""
 
 
@@ -309,7 +315,7 @@ def _too_few(fit: Fit) -> str:
 
 
 def _accuracy_fell(found: Sequence[Fields]) -> bool:
-    """Below its best by more than the size of the validation split can make."""
+    """Return whether the accuracy fell below its best by more than chance explains."""
     accuracies = _numbers(found, "accuracy")
     if not accuracies:
         return False
@@ -323,7 +329,7 @@ def _numbers(lines: Sequence[Fields], key: str) -> list[float]:
     return [value for line in lines if (value := number(line, key)) is not None]
 
 
-def _in_words(found: Compared) -> str:
+def _errors_text(found: Compared) -> str:
     pairs = (("training", found.train), ("validation", found.validation))
     return ", ".join(
         f"{name} error {percent(each.error)}" for name, each in pairs if each is not None
@@ -331,7 +337,7 @@ def _in_words(found: Compared) -> str:
 
 
 def _where(found: Compared) -> str:
-    """Where the training error comes from."""
+    """Return the samples and mode of the training error, as text."""
     if not found.is_evaluated or found.train is None:
         return " in the last tenth of an epoch of training steps"
     return f" of {_samples(found.train)} in evaluation mode"
@@ -341,8 +347,8 @@ def _samples(measured: Measured) -> str:
     return f"{count(measured.count or 0)} samples"
 
 
-def _listed(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
+def _listed(texts: Sequence[str]) -> str:
+    return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else texts[0]
 
 
 def _signed(gap: float) -> str:

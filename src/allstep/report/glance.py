@@ -1,4 +1,4 @@
-"""The three figures that matter: throughput, epoch time, accuracy."""
+"""The main figures of a run: throughput, epoch time and accuracy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from allstep.runlog import RunRecord, number
 
 @dataclass(frozen=True)
 class Glance:
-    """None: not known."""
+    """The main figures of a run; None if unknown."""
 
     images_per_second: float | None
     seconds_per_epoch: float | None
     accuracy: float | None
     part: str
-    """What the accuracy was measured on: test, or validation while there is no test."""
+    """Split of the accuracy: test, or validation as long as there is no test score."""
     count: int | None
-    """How many samples that part has."""
+    """Number of samples of that split."""
     top5: float | None = None
 
 
 def glance(record: RunRecord) -> Glance:
-    """From the end of the record, or from what there is so far."""
+    """Return the main figures from the end line, or from the record so far."""
     end = record.end or {}
     speed = number(end, "images_per_second") or _speed(record)
     size = samples_per_epoch(record)
@@ -43,7 +43,8 @@ def glance(record: RunRecord) -> Glance:
 
 def _speed(record: RunRecord) -> float | None:
     lines = steps(record)
-    first = 1 if len(lines) > 1 else 0  # the first line has the start in it
+    # the first line includes the start
+    first = 1 if len(lines) > 1 else 0
     spent = sum(number(line, "seconds") or 0.0 for line in lines[first:])
     return sum(counts(lines)[first:]) / spent if spent > 0 else None
 

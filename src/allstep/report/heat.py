@@ -1,8 +1,8 @@
-"""An image of many layers over time: one pixel a value, stretched by the browser.
+"""Heat map of layers over time, as an image with one pixel per value that the browser scales.
 
-Rows are layers in the order of the model, columns stretches of the run, colour the logarithm of the
-value (viridis: dark is small). A few thousand rectangles of SVG would weigh more than all the rest
-of the page; as a PNG they weigh some hundred bytes.
+Rows are layers in the order of the model, columns are intervals of the run, the color is the
+logarithm of the value (viridis: dark is small). A few thousand SVG rectangles would be larger than
+the rest of the page; a PNG has a few hundred bytes.
 """
 
 import base64
@@ -20,25 +20,28 @@ _ROWS = 160
 
 @dataclass(frozen=True)
 class Heat:
-    """The image and what its corners mean."""
+    """A heat map with its labels and range of values."""
 
     source: str
+    """The PNG as a data: URL."""
     layers: tuple[str, ...]
-    """Row by row, from the top."""
+    """Names of the rows, from the top."""
     low: float
     high: float
     columns: int
 
 
 def trust_heat(lines: Sequence[Fields]) -> Heat | None:
-    """Trust ratios of step lines with `trust: {layer: ratio}`; None when there are none above 0."""
-    told = [
+    """Return the heat map of the trust ratios in step lines; None if there are none above 0.
+
+    These lines have `trust: {layer: ratio}`.
+    """
+    ratios = [
         line["trust"] for line in lines if isinstance(line.get("trust"), dict) and line["trust"]
     ]
-    layers = tuple(dict.fromkeys(name for each in told for name in each))[:_ROWS]
-    columns = (
-        [told[len(told) * i // _COLUMNS] for i in range(_COLUMNS)] if len(told) > _COLUMNS else told
-    )
+    layers = tuple(dict.fromkeys(name for each in ratios for name in each))[:_ROWS]
+    num_columns = min(len(ratios), _COLUMNS)
+    columns = [ratios[len(ratios) * i // num_columns] for i in range(num_columns)]
     table = [[_log(column.get(layer)) for column in columns] for layer in layers]
     known = [value for row in table for value in row if value is not None]
     if not known:
@@ -56,7 +59,8 @@ def _log(value: Any) -> float | None:
 
 
 def _png(table: Sequence[Sequence[float | None]], low: float, high: float) -> str:
-    import numpy as np  # only runs with trust ratios wait for these three
+    # imported here because the imports are slow and most runs have no trust ratios
+    import numpy as np
     from matplotlib import colormaps
     from PIL import Image
 
@@ -64,10 +68,8 @@ def _png(table: Sequence[Sequence[float | None]], low: float, high: float) -> st
     parts = np.array(
         [[np.nan if value is None else (value - low) / span for value in row] for row in table]
     )
-    colours = colormaps["viridis"](
-        np.ma.masked_invalid(parts), bytes=True
-    )  # what is not known is transparent
-    image = Image.fromarray(colours)
+    # unknown values are transparent
+    colors = colormaps["viridis"](np.ma.masked_invalid(parts), bytes=True)
     file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
+    Image.fromarray(colors).save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

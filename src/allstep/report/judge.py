@@ -1,10 +1,10 @@
-"""What the curves of a run mean, in words, each with the figures that led to it.
+"""Rules that explain what the curves of a run mean, each with the figures behind it.
 
-A rule is a pure function from a record to a judgement, or to None when it has nothing to say. They
-look at
+A rule is a pure function from a run record to a judgement, or to None if it does not apply. The
+rules use
 
-    fit         training error next to validation error, and whether a run was long enough to judge by them (`fit`)
-    curves      spikes of the loss, a validation loss that turned, a run that ended while it still improved
+    fit         training and validation error, and whether the run was long enough (`fit`)
+    curves      spikes of the loss, a validation loss that rose again or still fell at the end
     times       input, the slowest worker, waiting for gradients
 """
 
@@ -14,81 +14,83 @@ from statistics import mean, median
 from allstep.console.quantities import figure, percent, seconds
 from allstep.report import fit
 from allstep.report.compared import Compared
-from allstep.report.ending import divergence, is_finished, last_word, noise_advice, patience, pause
+from allstep.report.ending import (
+    divergence,
+    is_finished,
+    last_time,
+    noise_advice,
+    pause,
+    silence_timeout,
+)
 from allstep.report.judgement import Judgement, Rule
 from allstep.report.series import samples_per_epoch, steps, whole
 from allstep.report.split import slowest_by_line, split
 from allstep.runlog import Fields, RunRecord, number
 
 SPIKE_FACTOR, SPIKE_OF_FIRST, SPIKE_WINDOW = 2.0, 0.1, 10
-"""A loss of twice what the ten lines before had, higher by a tenth of the loss at the start."""
+"""A spike is twice the median of the ten lines before, and higher by a tenth of the first loss."""
 INPUT_SHARE = 0.15
+"""Fraction of a worker's time from which waiting for input is a problem."""
 LATENESS, LATE_OFTEN = 1.15, 0.6
-"""Own work of the slowest over the median of the others, and how often it must be the slowest."""
+"""Own work of the slowest by the median of the others, and the fraction of lines it is slowest."""
 WAIT_SHARE = 0.25
+"""Fraction of every worker's time from which waiting for gradients is reported."""
 
 
 def judge(record: RunRecord, now: float) -> list[Judgement]:
-    """All that can be said about a run at the time `now`; when no rule finds fault, that."""
+    """Return the judgements on a run at the time `now` (seconds since the epoch).
+
+    If no rule applies, there is one judgement that no problem was found."""
     seen = fit.look(record)
     found = [
         unfinished(record, now),
         *(rule(seen) for rule in fit.RULES),
         *(rule(record) for rule in RULES),
     ]
-    said = [judgement for judgement in found if judgement is not None] or [
-        all_well(record, seen.errors)
-    ]
-    return [*said, *batch_by_noise(record)]
+    judgements = [each for each in found if each is not None]
+    return [*(judgements or [all_well(record, seen.errors)]), *batch_by_noise(record)]
 
 
 def unfinished(record: RunRecord, now: float) -> Judgement | None:
-    """A run without an end: diverged, told to stop, still going, or killed."""
+    """Judge a run without an end: it diverged, was asked to stop, is still going, or was killed."""
     if is_finished(record):
         return None
     if event := divergence(record):
         return _diverged(record, event)
     if event := pause(record):
-        advice = "That is no failure: `allstep train --resume auto` goes on from there."
+        advice = "This is not a failure: `allstep train --resume auto` resumes the run."
         return Judgement(
-            "unfinished", "hint", "The run was told to stop", str(event.get("text")), advice
+            "unfinished", "hint", "The run was asked to stop", str(event.get("text")), advice
         )
-    silence = max(0.0, now - last_word(record))
-    place = f"{_progress(record)}; last word {seconds(silence)} ago"
-    if silence < patience(record):
-        return Judgement(
-            "unfinished", "hint", "The run is still going", place, "Ask for the report again later."
-        )
-    told = f"; its last event: {record.events[-1].get('text')}" if record.events else ""
+    silence = max(0.0, now - last_time(record))
+    progress = f"{_progress(record)}; last line {seconds(silence)} ago"
+    if silence < silence_timeout(record):
+        advice = "Make the report again later."
+        return Judgement("unfinished", "hint", "The run is still going", progress, advice)
+    last_event = f"; its last event: {record.events[-1].get('text')}" if record.events else ""
     advice = (
-        "It was stopped or killed, or it hangs. `allstep train --resume auto` goes on from its last"
+        "It was stopped or killed, or it hangs. `allstep train --resume auto` resumes from its last"
         " checkpoint."
     )
-    return Judgement("unfinished", "problem", "The run did not end", place + told, advice)
+    return Judgement("unfinished", "problem", "The run did not end", progress + last_event, advice)
 
 
 def _diverged(record: RunRecord, event: Fields) -> Judgement:
-    """What the run itself said when it gave up."""
-    rate, place = (
-        number(event, "lr"),
-        None if number(event, "samples") is None else _at(record, event),
-    )
-    parts = [
-        str(event.get("text")),
-        place,
-        None if rate is None else f"at a rate of {figure(rate)}",
-    ]
+    """Return the judgement on a run that diverged, from the event that it recorded."""
+    lr = number(event, "lr")
+    position = None if number(event, "samples") is None else _at(record, event)
+    parts = [str(event.get("text")), position, None if lr is None else f"at lr {figure(lr)}"]
     figures = ", ".join(part for part in parts if part)
     advice = (
-        "A lower rate, a longer warm-up, `optimizer.clip=1`; the output of the run named the"
-        " samples of that step. `--resume auto` would go on from the last good checkpoint, into the"
-        " same step."
+        "Try a lower learning rate, a longer warm-up, `optimizer.clip=1`; the output of the run"
+        " lists the samples of that step. `--resume auto` alone would resume from the last good"
+        " checkpoint and repeat the same step."
     )
     return Judgement("unfinished", "problem", "The run diverged", figures, advice)
 
 
 def batch_by_noise(record: RunRecord) -> list[Judgement]:
-    """What the run said about its noise scale; beside the rules, since it finds no fault."""
+    """Return the run's advice on its noise scale; not in RULES, as it is not a problem."""
     event = noise_advice(record)
     if event is None:
         return []
@@ -97,24 +99,26 @@ def batch_by_noise(record: RunRecord) -> list[Judgement]:
 
 
 def loss_spikes(record: RunRecord) -> Judgement | None:
-    """The training loss jumped."""
+    """Judge a run whose training loss spiked."""
     lines = [line for line in whole(steps(record)) if number(line, "loss") is not None]
     spikes = _spikes(_numbers(lines, "loss"))
     if not spikes:
         return None
     worst = max(spikes, key=lambda i: lines[i]["loss"])
     usual = median(_numbers(lines[max(0, worst - SPIKE_WINDOW) : worst], "loss"))
-    rate = "" if (lr := number(lines[worst], "lr")) is None else f", at a rate of {figure(lr)}"
+    rate = "" if (lr := number(lines[worst], "lr")) is None else f", at lr {figure(lr)}"
     figures = (
         f"{'once' if len(spikes) == 1 else f'{len(spikes)} times, the worst'}"
         f" {_at(record, lines[worst])}: {figure(usual)} to {figure(lines[worst]['loss'])}{rate}"
     )
-    advice = "A lower rate, a longer warm-up, gradient clipping; look at the samples of that step."
+    advice = (
+        "Try a lower learning rate, a longer warm-up, clipping; check the samples of that step."
+    )
     return Judgement("loss_spikes", "problem", "The training loss spiked", figures, advice)
 
 
 def input_bound(record: RunRecord) -> Judgement | None:
-    """Workers wait for data."""
+    """Judge a run in which a worker waits for data."""
     found = split(record)
     if found is None:
         return None
@@ -129,14 +133,14 @@ def input_bound(record: RunRecord) -> Judgement | None:
         f" {percent(usual, 0)})"
     )
     advice = (
-        "Pack the set (`allstep data pack`, `--max-side`, `--raw`), a faster disk, more cores,"
-        " fewer augmentations."
+        "Pack the dataset (`allstep data pack`, `--max-side`, `--raw`), or use a faster disk, more"
+        " cores, fewer augmentations."
     )
     return Judgement("input_bound", "problem", "The run waits for its data", figures, advice)
 
 
 def straggler(record: RunRecord) -> Judgement | None:
-    """One worker is slower than the others, again and again."""
+    """Judge a run in which one worker is slower than the others most of the time."""
     found = split(record)
     if found is None or found.lateness < LATENESS:
         return None
@@ -150,26 +154,23 @@ def straggler(record: RunRecord) -> Judgement | None:
         f" others, and was the slowest in {percent(often, 0)} of {len(slowest)} intervals"
     )
     advice = (
-        "Look what else runs there, at its clock and its disk; `allstep doctor` compares the hosts."
+        "Check that host for other processes, clock rate and disk; `allstep doctor` compares hosts."
     )
     return Judgement("straggler", "problem", "One worker holds up the others", figures, advice)
 
 
 def waiting(record: RunRecord) -> Judgement | None:
-    """Even the worker that waits least waits long: gradients take their time."""
+    """Judge a run in which every worker waits long for gradients."""
     found = split(record)
     if found is None or len(found.ranks) < 2:
         return None
     least = min(found.share(rank, "wait") for rank in range(len(found.ranks)))
     if least < WAIT_SHARE:
         return None
-    figures = (
-        f"even the busiest worker spends {percent(least, 0)} of its time waiting for the others'"
-        " gradients"
-    )
+    figures = f"even the busiest worker waits {percent(least, 0)} of its time for other gradients"
     advice = (
-        "More samples per worker (a larger batch, or accumulation), or fewer workers; a timeline"
-        " shows the rest."
+        "Use more samples per worker (a larger batch, or accumulation), or fewer workers; a"
+        " timeline shows the details."
     )
     return Judgement("waiting", "hint", "Much time goes into exchanging gradients", figures, advice)
 
@@ -183,7 +184,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def all_well(record: RunRecord, errors: Compared) -> Judgement:
-    """What to say when no rule has anything to say."""
+    """Return the judgement on a run to which no rule applies."""
     parts = [
         f"{name} error {percent(each.error)}"
         for name, each in (("training", errors.train), ("validation", errors.validation))
@@ -195,13 +196,13 @@ def all_well(record: RunRecord, errors: Compared) -> Judgement:
     return Judgement(
         "all_well",
         "good",
-        "Nothing stands out",
-        ", ".join(parts) or "the record says too little to judge",
+        "No problem found",
+        ", ".join(parts) or "the record has too few figures to judge",
     )
 
 
 def _spikes(losses: Sequence[float]) -> list[int]:
-    """Where the loss jumped; the lines after a jump that stays up are not counted again."""
+    """Return the indices at which the loss spiked, once for each spike of several lines."""
     found: list[int] = []
     for i in range(SPIKE_WINDOW // 2, len(losses)):
         usual = median(losses[max(0, i - SPIKE_WINDOW) : i])

@@ -1,4 +1,4 @@
-"""A judgement on a run: one sentence, the figures that led to it, and what to do."""
+"""A judgement on a run: what was found, the figures behind it, and what to do."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from allstep.runlog import RunRecord
 
 @dataclass(frozen=True)
 class Judgement:
-    """One sentence on what is seen, the figures, and what to do."""
+    """A finding about a run: a short title, the figures behind it, and advice."""
 
     rule: str
+    """Name of the rule that made it."""
     severity: Literal["problem", "hint", "good"]
     title: str
     figures: str

@@ -1,8 +1,8 @@
-"""One HTML file out of runs: everything is in it, nothing is fetched.
+"""Writes one self-contained HTML file about runs; the page loads nothing else.
 
-The template gets plain values (`View` for each run, drawn charts, rows of tables) and decides how
-they look; what they are is decided in the other modules. jinja2 escapes every value. The page also
-forbids itself, by its content policy, to load anything.
+The template receives plain values (a `View` for each run, charts with coordinates, rows of tables)
+and decides only how they look. jinja2 escapes every value. The page's Content-Security-Policy also
+forbids it to load anything.
 """
 
 import time
@@ -32,17 +32,22 @@ from allstep.report.scores import COLUMNS, Scores, scores
 from allstep.report.series import steps
 from allstep.report.split import PHASES, Split, split
 
-_BARS = 16  # workers whose time split is drawn; of more, the slowest and the fastest
-_MATRIX = 24  # classes up to which the matrix is drawn
-_SHORT = 3  # letters of names that need not be turned above its columns
+# workers whose time split is drawn; of more, the slowest and the fastest
+_BARS = 16
+# maximum classes of a matrix that is drawn
+_MATRIX = 24
+# maximum letters of names that are not rotated above the columns of the matrix
+_SHORT = 3
 _CONFUSIONS = 10
-_LAYERS = 24  # up to which each row of the trust ratios has its name beside it
-_MOST_RUNS = 8  # as many as there are colours
+# maximum layers of trust ratios that are drawn with their names
+_LAYERS = 24
+# the page has this many colors
+_MAX_RUNS = 8
 
 
 @dataclass(frozen=True)
 class View:
-    """A run as the template wants it."""
+    """A run with all values that the template shows."""
 
     run: Run
     number: int
@@ -59,14 +64,16 @@ class View:
 def write_report(
     folders: Sequence[Path], out: Path | None = None, now: float | None = None
 ) -> Path:
-    """Writes the page about the runs in `folders` to `out` (else `report.html` in the first
-    folder); where it went.
+    """Write the page about the runs in `folders` and return its path.
 
-    Raises DataError for a folder without a run, ConfigError when the page cannot be written.
+    `out` is the file to write (default: `report.html` in the first folder). `now` is the time of
+    the report in seconds since the epoch (default: the current time); it decides whether a run
+    without an end is still going. Raise DataError for a folder without a run, ConfigError if the
+    page cannot be written.
     """
-    if not 1 <= len(folders) <= _MOST_RUNS:
+    if not 1 <= len(folders) <= _MAX_RUNS:
         raise ConfigError(
-            f"a report shows 1 to {_MOST_RUNS} runs, found {len(folders)}; leave some out"
+            f"a report shows 1 to {_MAX_RUNS} runs, found {len(folders)}; give fewer run folders"
         )
     page = render(read_runs(list(folders)), time.time() if now is None else now)
     out = folders[0] / "report.html" if out is None else out
@@ -74,12 +81,14 @@ def write_report(
         replace_file(out, page.encode())
     except OSError as error:
         why = error.strerror or error
-        raise ConfigError(f"{out}: cannot be written: {why}; give another with --out") from error
+        raise ConfigError(
+            f"{out}: cannot be written: {why}; give another file with --out"
+        ) from error
     return out
 
 
 def render(runs: Sequence[Run], now: float) -> str:
-    """The page as text."""
+    """Return the page about `runs` as text."""
     views = [_view(run, number, runs[0], now) for number, run in enumerate(runs)]
     rows = configs.rows([run.config for run in runs])
     drawn = [chart for chart in map(curves.draw, charts(runs)) if chart is not None]
@@ -126,7 +135,7 @@ def _view(run: Run, number: int, first: Run, now: float) -> View:
 
 
 def _shown_ranks(found: Split) -> list[int]:
-    """All workers, or of many those with most and those with least to do."""
+    """Return all workers, or, if many, those with the most and those with the least own work."""
     ranks = list(range(len(found.ranks)))
     if len(ranks) <= _BARS:
         return ranks
@@ -135,15 +144,15 @@ def _shown_ranks(found: Split) -> list[int]:
 
 
 def _code(text: str) -> Markup:
-    """Words between backticks as code."""
-    words = enumerate(map(_shown, text.split("`")))
+    """Return `text` as HTML with the parts between backticks as code."""
+    parts = enumerate(map(_shown, text.split("`")))
     return Markup("").join(
-        Markup("<code>{}</code>" if i % 2 else "{}").format(word) for i, word in words
+        Markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in parts
     )
 
 
 def _shown(value: object) -> object:
-    """Escape what a browser would obey in a name: controls, bidi overrides, lone surrogates."""
+    """Escape control characters, bidi overrides and lone surrogates in a text."""
     return escaped(value, keep="\n\t") if type(value) is str else value
 
 

@@ -1,17 +1,17 @@
-"""What a run left in its folder, as plain values.
+"""Reads a run folder into plain values.
 
 ```
 RUN/
-  run.jsonl                      how it went; without it the folder is not a run
-  config.yaml                    what it was
+  run.jsonl                      the run record; a folder without it is not a run
+  config.yaml                    the config
   quarantine*.jsonl              samples that could not be used
   checkpoints/*/manifest.json    sizes and checksums
   mistakes/                      see `mistakes`
 ```
 
-Only `run.jsonl` must be there. What is damaged is left out, with a note that the page shows;
-nothing here stops a report because of a file that the report can do without. No torch: manifests
-are read as JSON, tensors are not looked at.
+Only `run.jsonl` is required. Damaged files are omitted with a note that the page shows; a report
+never fails because of a file that is not required. This module does not import torch: manifests are
+JSON, and tensors are not read.
 """
 
 import contextlib
@@ -32,12 +32,13 @@ from allstep.train.checkpoint.names import number_of
 from allstep.train.config.renamed import with_new_keys
 
 _SHOWN_BAD = 10
-_LARGEST_HASHED = 1 << 30  # bytes; a larger record is shown without its checksum
+# bytes; a larger record is shown without its checksum
+_LARGEST_HASHED = 1 << 30
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint: its files as (name, bytes, SHA-256)."""
+    """A checkpoint and its files as (name, bytes, SHA-256)."""
 
     name: str
     files: tuple[tuple[str, int, str], ...]
@@ -45,33 +46,34 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder as far as it could be read."""
+    """The readable content of a run folder."""
 
     name: str
     folder: Path
     record: RunRecord
     config: Mapping[str, Any]
     checksums: Mapping[str, str]
-    """SHA-256 of the folder's own files."""
+    """SHA-256 of config.yaml and run.jsonl, by name of the file."""
     checkpoints: tuple[Checkpoint, ...] = ()
-    """The oldest first."""
+    """Checkpoints, the oldest first."""
     num_bad: int = 0
+    """Number of samples that could not be used."""
     bad: tuple[Mapping[str, Any], ...] = ()
-    """The first few of them."""
+    """The first few of these samples."""
     mistakes: tuple[Mistake, ...] = ()
     confusion: Confusion | None = None
     notes: tuple[str, ...] = ()
-    """What is damaged or was left out."""
+    """Notes about what is damaged or omitted."""
 
     @property
     def num_workers(self) -> int:
-        """As the last start says; 1 when it does not."""
+        """Number of workers of the last start; 1 if it has none."""
         size = self._world.get("size")
         return size if isinstance(size, int) and size > 0 else 1
 
     @property
     def num_threads(self) -> int | None:
-        """Of all workers together; None when the last start does not say."""
+        """Threads of all workers of the last start together; None if unknown."""
         threads = self._world.get("threads")
         if (
             not isinstance(threads, list)
@@ -88,7 +90,7 @@ class Run:
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
-    """Each of them, with names that tell them apart."""
+    """Return the runs in `folders`, with a number in names that occur several times."""
     runs = [read_run(folder) for folder in folders]
     names = [run.name for run in runs]
     return [
@@ -98,10 +100,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run:
-    """The run in `folder`.
-
-    Raises DataError when there is none, or when it has not written a word yet.
-    """
+    """Return the run in `folder`; raise DataError if there is none, or no start line yet."""
     log = folder / "run.jsonl"
     record = _read_record(folder, log)
     notes: list[str] = []
@@ -144,17 +143,16 @@ def _read_record(folder: Path, log: Path) -> RunRecord:
     except OSError as error:
         raise DataError(f"{log}: cannot be read: {error.strerror or error}") from error
     if not log.stat().st_size:
-        raise DataError(f"{log}: is empty: the run has not begun, or was killed at its start")
+        raise DataError(f"{log}: is empty: the run has not started, or was killed at its start")
     if not record.starts:
         raise DataError(
-            f"{log}: has no start line among {log.stat().st_size} bytes: it is not the record of"
-            " a run"
+            f"{log}: has no start line in {log.stat().st_size} bytes: it is not a run record"
         )
     return record
 
 
 def _count_torn(log: Path) -> int:
-    """Lines that are not of a kind we know are no damage; those that are not JSON are."""
+    """Return the number of lines that are not JSON; lines of unknown kinds are no damage."""
     num_lines = sum(1 for line in read_lines(log) if line.strip())
     return num_lines - sum(1 for _ in runlog.lines(log))
 
@@ -165,7 +163,7 @@ def _read_config(file: Path, notes: list[str]) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except ConfigError as error:
-        # The page holds no paths of the machine.
+        # The page must not contain paths of the machine.
         why = (
             type(error.__cause__).__name__
             if error.__cause__
@@ -177,7 +175,7 @@ def _read_config(file: Path, notes: list[str]) -> Mapping[str, Any]:
 
 
 def _read_quarantine(folder: Path) -> tuple[int, tuple[Mapping[str, Any], ...]]:
-    """How many bad samples all ranks listed, each counted once, and the first few."""
+    """Return the number of different bad samples that the ranks listed, and the first few."""
     found: dict[Any, Mapping[str, Any]] = {}
     for file in sorted(folder.glob("quarantine*.jsonl")):
         for line in _lines(file):
@@ -202,18 +200,17 @@ def _read_manifest(file: Path, notes: list[str]) -> Checkpoint | None:
             (str(name), int(entry["nbytes"]), str(entry["sha256"])) for name, entry in entries
         )
     except FileNotFoundError:
-        # A run that continues removes old checkpoints meanwhile.
+        # A run that is still going may have just removed an old checkpoint.
         return None
     except (OSError, TypeError, KeyError, ValueError, AttributeError):
-        notes.append(
-            f"checkpoints/{file.parent.name}: its manifest is damaged; --resume will not use it"
-        )
+        name = file.parent.name
+        notes.append(f"checkpoints/{name}: its manifest is damaged; --resume will not use it")
         return None
     return Checkpoint(file.parent.name, files)
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """None where the file cannot be read."""
+    """Yield the lines of `file`; none if it cannot be read."""
     with contextlib.suppress(OSError):
         yield from read_lines(file)
 
@@ -226,7 +223,7 @@ def _json(line: bytes) -> Any:
 
 
 def _checksum(file: Path) -> str:
-    """Empty where the file cannot be read, or would take minutes."""
+    """Return the SHA-256 of `file`; "" if it cannot be read or is too large."""
     with contextlib.suppress(OSError), open_regular(file) as opened:
         if os.fstat(opened.fileno()).st_size <= _LARGEST_HASHED:
             return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,5 +1,4 @@
-"""The table of scores: training, validation and test next to each other, with the gap between the
-first two."""
+"""The table of training, validation and test scores, with the gap between the first two."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,19 +12,18 @@ _NOT_KNOWN = "–"
 
 @dataclass(frozen=True)
 class Scores:
-    """The rows of one run: a name, then a cell for each column."""
+    """The rows of one run in the table: each has a name, then a cell for each of COLUMNS."""
 
     rows: tuple[tuple[str, ...], ...]
     is_evaluated: bool
-    """Whether the training column is a sample in evaluation mode; else it is the last training
-    steps."""
+    """Whether the training column is a sample in evaluation mode instead of the last steps."""
 
 
 COLUMNS = ("training", "validation", "gap", "test")
 
 
 def scores(record: RunRecord) -> Scores | None:
-    """None when nothing was evaluated."""
+    """Return the scores of a run; None if nothing was evaluated."""
     found = compared(record)
     if found.validation is None and found.test is None:
         return None
@@ -42,7 +40,7 @@ def _row(
         _NOT_KNOWN if each is None else cell(each)
         for each in (found.train, found.validation, found.test)
     )
-    # What the steps saw is shown, but a difference from it would not be one of like with like.
+    # The error of training steps is shown, but a gap to it would not be comparable.
     return name, train, validation, gap(found) if found.is_evaluated else _NOT_KNOWN, test
 
 

@@ -1,11 +1,11 @@
-"""Values over a run: what the curves are drawn from.
+"""Series of values over a run, from which the curves are drawn.
 
-A record of a run that was killed and resumed tells some steps twice: those after the checkpoint it
-went on from. Only the last telling counts (`kept`). Its clock is taken apart at every start, so
-that hours between a kill and the resume are not time of the run (`Clock`).
+The record of a run that was killed and resumed has some steps twice: those after the checkpoint
+from which it resumed. Only the last record of a step counts (`kept`). Its clock is split at every
+start, so that hours between a kill and the resume are not time of the run (`Clock`).
 
-The x of most curves is the epoch, counted in samples: samples seen / samples of the training set.
-So runs with different batches and numbers of workers lie on one axis.
+The x of most curves is the epoch: samples seen / samples of the training split. So runs with
+different batches and numbers of workers share one axis.
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ from allstep.runlog import Fields, RunRecord, kept, number
 
 @dataclass(frozen=True)
 class Series:
-    """Points in the order of x."""
+    """Points of a curve in the order of x."""
 
     x: tuple[float, ...] = ()
     y: tuple[float, ...] = ()
@@ -28,36 +28,36 @@ class Series:
 
 
 def steps(record: RunRecord) -> list[Fields]:
-    """The steps that count."""
+    """Return the step lines, each step once."""
     return kept(record.steps)
 
 
 def validations(record: RunRecord) -> list[Fields]:
-    """The evaluations on the validation part that count."""
+    """Return the evaluations of the validation split, each once."""
     return kept(line for line in record.evals if line.get("part") == "validation")
 
 
 def counts(lines: Sequence[Fields]) -> list[float]:
-    """Samples of each step line: since the line before."""
+    """Return the samples of each step line since the previous line."""
     return [line["samples"] - (lines[i - 1]["samples"] if i else 0) for i, line in enumerate(lines)]
 
 
 def whole(lines: Sequence[Fields]) -> list[Fields]:
-    """Without the short ones at the ends of epochs, whose few samples say little."""
+    """Return the lines without short ones at the ends of epochs, whose few samples are noisy."""
     sizes = counts(lines)
     usual = median(sizes) if sizes else 0
     return [line for line, size in zip(lines, sizes, strict=True) if size >= usual / 2]
 
 
 def samples_per_epoch(record: RunRecord) -> float | None:
-    """Of the training set; None when the record does not say."""
+    """Return the number of training samples; None if unknown."""
     data = record.start.get("data")
     found = number(data, "train") if isinstance(data, dict) else None
     return found if found and found > 0 else None
 
 
 def over_epochs(record: RunRecord, lines: Sequence[Fields], key: str) -> Series:
-    """The numbers under `key` by epoch (by samples where the size of the set is not known)."""
+    """Return the values of `key` by epoch, or by samples if the size of the split is unknown."""
     scale = samples_per_epoch(record) or 1.0
     points = [
         (line["samples"] / scale, value)
@@ -68,7 +68,7 @@ def over_epochs(record: RunRecord, lines: Sequence[Fields], key: str) -> Series:
 
 
 def over_seconds(record: RunRecord, lines: Sequence[Fields], key: str) -> Series:
-    """The numbers under `key` by seconds of the run."""
+    """Return the values of `key` by seconds of the run."""
     clock = Clock(record)
     return _series(
         [(clock(line["time"]), value) for line in lines if (value := number(line, key)) is not None]
@@ -76,24 +76,23 @@ def over_seconds(record: RunRecord, lines: Sequence[Fields], key: str) -> Series
 
 
 def throughput(record: RunRecord, bins: int = 60) -> Series:
-    """Samples per second by seconds of the run, in bins that hold several lines when there are
-    many."""
+    """Return samples per second by seconds of the run, averaged over at most `bins` intervals."""
     lines = steps(record)
     usual, clock = median(counts(lines) or [0.0]), Clock(record)
-    told = [
+    measured = [
         (clock(line["time"]), size, spent)
         for line, size in zip(lines, counts(lines), strict=True)
         if size >= usual / 2 and (spent := number(line, "seconds"))
     ]
     points = []
-    for group in groups(len(told), bins):
-        samples, spent = sum(told[i][1] for i in group), sum(told[i][2] for i in group)
-        points.append((told[group[-1]][0], samples / spent))
+    for group in groups(len(measured), bins):
+        samples, spent = sum(measured[i][1] for i in group), sum(measured[i][2] for i in group)
+        points.append((measured[group[-1]][0], samples / spent))
     return _series(points)
 
 
 class Clock:
-    """From the time of a line to the seconds that the run had worked by then."""
+    """Converts the time of a line to seconds of the run, without pauses before resumes."""
 
     def __init__(self, record: RunRecord) -> None:
         every = (
@@ -117,7 +116,7 @@ class Clock:
 
 
 def thinned(series: Series, most: int = 240) -> Series:
-    """At most about `most` points: of each stretch the lowest and the highest, so that spikes stay."""
+    """Return at most about `most` points: lowest and highest of each interval, to keep spikes."""
     if len(series) <= most:
         return series
     chosen: list[int] = []
@@ -129,21 +128,21 @@ def thinned(series: Series, most: int = 240) -> Series:
 
 
 def smoothed(series: Series, most: int = 120) -> Series:
-    """Means over stretches, at most `most` of them."""
+    """Return the means over intervals, at most `most` points."""
     if len(series) <= most:
         return series
-    stretches = list(groups(len(series), most))
+    intervals = list(groups(len(series), most))
     x, y = (
-        tuple(fmean(values[i] for i in each) for each in stretches)
+        tuple(fmean(values[i] for i in each) for each in intervals)
         for values in (series.x, series.y)
     )
     return Series(x, y)
 
 
 def groups(length: int, most: int) -> Iterable[range]:
-    """`length` things in at most `most` stretches of about equal length."""
-    pieces = min(length, most)
-    return (range(length * i // pieces, length * (i + 1) // pieces) for i in range(pieces))
+    """Return at most `most` ranges of about equal length that cover `length` indices."""
+    number = min(length, most)
+    return (range(length * i // number, length * (i + 1) // number) for i in range(number))
 
 
 def _series(points: Sequence[tuple[float, float]]) -> Series:

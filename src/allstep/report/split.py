@@ -1,10 +1,12 @@
-"""Where each worker's time went.
+"""The time of each worker, split into phases.
 
-A step is synchronous: the workers begin and end it together, so a slow one shows as `wait` of the
-others. What a worker does itself (`own`: input, compute, update) tells who is slow; what even the
-slowest one waits is the price of moving gradients.
+A step is synchronous: the workers start and end it together, so a slow one shows as `wait` of the
+others. A worker's own work (`own`: input, compute, update) shows which one is slow; the time that
+even the slowest one waits is the cost of moving gradients.
 
-    times[line, phase, rank]     seconds, in the order of PHASES: one array for all lines, since a long run has millions of them
+    times[line, phase, rank]     seconds, phases in the order of PHASES
+
+This is one array for all lines, because a long run has millions of them.
 """
 
 from collections.abc import Mapping
@@ -20,7 +22,8 @@ from allstep.runlog import LARGEST, Fields, RunRecord
 
 PHASES = ("input", "compute", "wait", "update")
 _OWN = (0, 1, 3)
-_WARMING_UP = 1  # the first line has imports, first allocations and empty queues in it
+# the first line includes imports, first allocations and empty queues
+_WARMING_UP = 1
 
 Times = NDArray[np.float64]
 
@@ -32,28 +35,28 @@ class Split:
     ranks: tuple[Mapping[str, float], ...]
 
     def share(self, rank: int, phase: str) -> float:
-        """Of the worker's time."""
+        """Return the fraction of the worker's time that it spent in `phase`."""
         total = sum(self.ranks[rank].values())
         return self.ranks[rank][phase] / total if total else 0.0
 
     def own(self, rank: int) -> float:
-        """Seconds in which the worker did not wait for others."""
+        """Return the seconds in which the worker did not wait for others."""
         return sum(self.ranks[rank][PHASES[phase]] for phase in _OWN)
 
     @property
     def slowest(self) -> int:
-        """The rank that has most to do."""
+        """The rank with the most own work."""
         return max(range(len(self.ranks)), key=self.own)
 
     @property
     def lateness(self) -> float:
-        """Own work of the slowest over the median of the others; 1 when alone."""
+        """Own work of the slowest rank divided by the median of the others; 1 for a single rank."""
         others = [self.own(rank) for rank in range(len(self.ranks)) if rank != self.slowest]
         return self.own(self.slowest) / usual if others and (usual := median(others)) > 0 else 1.0
 
 
 def split(record: RunRecord) -> Split | None:
-    """Over the whole run without its first line; None when the record has no times."""
+    """Return the split of the run without its first line; None if the record has no times."""
     _, times = timed(steps(record))
     if not len(times):
         return None
@@ -62,14 +65,14 @@ def split(record: RunRecord) -> Split | None:
 
 
 def slowest_by_line(record: RunRecord) -> list[int]:
-    """Who had most to do in each line."""
+    """Return the rank with the most own work in each line."""
     _, times = timed(steps(record))
     found: list[int] = _own(times).argmax(axis=1).tolist() if len(times) else []
     return found
 
 
 def lateness_over_seconds(record: RunRecord) -> Series:
-    """Own work of the slowest worker over the mean of all, line by line; empty for one worker."""
+    """Return the slowest worker's own work divided by the mean, by line; empty for one worker."""
     clock = Clock(record)
     lines, times = timed(whole(steps(record)))
     own = _own(times[_WARMING_UP:])
@@ -80,14 +83,17 @@ def lateness_over_seconds(record: RunRecord) -> Series:
 
 
 def timed(lines: list[Fields]) -> tuple[list[Fields], Times]:
-    """The lines that have the times of all workers, and these; after a resume with another number
-    of workers, those since then."""
+    """Return the lines that have the times of all workers, and these times.
+
+    After a resume with another number of workers, only the later lines count.
+    """
     sizes = [_num_ranks(line) for line in lines]
     size = next((each for each in reversed(sizes) if each), 0)
     chosen = [line for line, each in zip(lines, sizes, strict=True) if each == size and size]
     try:
         times = np.array([[line[phase] for phase in PHASES] for line in chosen], dtype=np.float64)
-    except (TypeError, ValueError):  # not numbers
+    except (TypeError, ValueError):
+        # a value is not a number
         chosen, times = [], np.empty(0)
     times = times.reshape(len(chosen), len(PHASES), size if chosen else 0)
     good = [i for i, each in enumerate(times) if np.all(np.abs(each) < LARGEST)]
@@ -100,7 +106,7 @@ def _own(times: Times) -> Times:
 
 
 def _num_ranks(line: Fields) -> int:
-    """How many workers' times a line has; 0 when the phases do not agree."""
+    """Return the number of workers whose times a line has; 0 if the phases differ in it."""
     lists: list[Any] = [line.get(phase) for phase in PHASES]
     if not all(isinstance(each, list) for each in lists):
         return 0

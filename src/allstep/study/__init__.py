@@ -1,21 +1,22 @@
-"""Studies and searches: many runs, asked for together and judged together.
+"""Studies and searches: many runs that answer one question together.
 
 ```
-Study (study)      what is asked: trials, in an order that may depend on results, and a rule that stops one early
-  Trial (trial)      a command with a run folder of its own; Outcome: how it ended
-  run (runner)       one trial per core at a time; resumes where it was cut; reports progress
-    StudyFolder (folder)   where all of it is stored, and which process may use it
-    Child (child)          a process that cannot outlive us
-    Follower (tail)        a run record, read while it is written
-    Forecast (forecast)    how long the rest will take
+Study (study)      the trials to run, in an order that may depend on results, and a rule that
+                   stops a trial early
+  Trial (trial)      a command with its own run folder; Outcome: how the trial ended
+  run (runner)       runs one trial per core at a time; resumes interrupted trials; reports progress
+    StudyFolder (folder)   files of the study, and the lock that admits one process
+    Child (child)          process of a trial; cannot outlive the runner
+    Follower (tail)        reads a run record while it is written
+    Forecast (forecast)    estimates the remaining time
 
 batch              remedies by batch size: a grid of runs, its table and its plots
 updates            updates to a goal by batch size, the best of a few learning rates each
-one_precision      the same for all runs of a study, where the recipe leaves it to the machine
+one_precision      one precision for all runs of a study when the recipe has precision=auto
 ```
 
-Everything above the gap knows nothing of batches, rates or models: it reads run records, nothing
-else. No torch in here.
+The modules above the empty line know nothing of batches, learning rates or models: they read only
+run records. The package does not import torch.
 """
 
 from allstep.study.folder import StudyFolder

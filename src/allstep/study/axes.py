@@ -1,5 +1,4 @@
-"""What plots of studies share: axes of batches and of orders of magnitude, and how a figure is
-written."""
+"""Shared by the plots of studies: batch axis, logarithmic axis, and writing a figure."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -10,14 +9,14 @@ from allstep.study.folder import write_whole
 
 
 def save_figure(figure: Any, file: Path) -> None:
-    """Write a figure as PNG."""
+    """Write `figure`, a matplotlib figure, to `file` as PNG."""
     content = BytesIO()
     figure.savefig(content, format="png")
     write_whole(file, content.getvalue())
 
 
 def set_log_y(axes: Any) -> None:
-    """For what ranges over orders of magnitude; with 0.3 at a tick where matplotlib has 3e-01."""
+    """Make the y axis logarithmic, with tick labels such as 0.3 instead of matplotlib's 3e-01."""
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
@@ -31,7 +30,7 @@ def set_log_y(axes: Any) -> None:
 
 
 def set_batch_axis(axes: Any, batches: Sequence[int]) -> None:
-    """Powers of two, with the batches as ticks."""
+    """Make the x axis logarithmic to base 2, with `batches` as ticks."""
     if _has_points(axes):
         axes.set_xscale("log", base=2)
     axes.set_xticks(list(batches), [str(batch) for batch in batches])
@@ -40,5 +39,5 @@ def set_batch_axis(axes: Any, batches: Sequence[int]) -> None:
 
 
 def _has_points(axes: Any) -> bool:
-    """An empty axis cannot be logarithmic."""
+    """Return whether the axes have points; matplotlib cannot make empty axes logarithmic."""
     return any(len(line.get_xdata()) for line in axes.lines)

@@ -1,4 +1,4 @@
-"""A trial's process, seen from the runner. The other end is `allstep.process.supervisor`."""
+"""The runner's handle of a trial's process; `allstep.process.supervisor` is the counterpart in it."""
 
 import subprocess
 import time
@@ -12,16 +12,16 @@ _ONE_CORE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREA
 
 
 class Child:
-    """A command that runs on one core and writes to `output`, after what is there already.
+    """A process that runs `command` with one thread and appends its output to the file `output`.
 
-    It ends when we end.
+    The process ends when the runner's process ends. It holds the file `lock` while it lives.
     """
 
     def __init__(
         self, command: Sequence[str], output: Path, lock: Path, env: Mapping[str, str]
     ) -> None:
         self.began_at = time.time()
-        """The time, as records have it."""
+        """Start time in seconds since the epoch, as in run records."""
         self._began = time.monotonic()
         with output.open("ab") as file:
             self._process = subprocess.Popen(
@@ -29,31 +29,31 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C at the terminal is for the runner, which then closes the supervisor's pipe
+                # Ctrl-C at the terminal must reach only the runner, which then closes the supervisor's pipe
                 start_new_session=True,
                 env={**env, **_ONE_CORE},
             )
         self._life = Life(self._process.pid)
 
     def fileno(self) -> int:
-        """Is readable when the command has ended."""
+        """Return a file descriptor that becomes readable when the command has ended."""
         return self._life.fileno()
 
     @property
     def seconds(self) -> float:
-        """Since it was started."""
+        """Seconds since the process was started."""
         return time.monotonic() - self._began
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Return the exit status, or None while the process runs."""
         return self._process.poll()
 
     def let_go(self) -> None:
-        """The supervisor kills the command and all that it started."""
+        """Close the supervisor's pipe, so that it kills the command and every process that it started."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def close(self) -> int:
-        """Waits until nothing of it is left; how it ended."""
+        """Release the leash, wait until the process has ended, and return its exit status."""
         self.let_go()
         return self._process.wait()

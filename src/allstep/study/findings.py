@@ -1,6 +1,6 @@
-"""What a study leaves behind in its folder:
+"""The results that a study writes into its folder.
 
-`table.md` for people, `table.json` for programs, `study.png`.
+`table.md` is for readers, `table.json` for programs, `study.png` has the plots.
 """
 
 import json
@@ -14,21 +14,28 @@ from allstep.machine import allowed_cores
 from allstep.study.folder import StudyFolder, write_whole
 from allstep.study.trial import Results
 
-_OURS = re.compile(r"(?:\[\d+\] )?allstep: ")  # with the rank before it
+# the prefix of allstep's own errors, possibly after the rank
+_OURS = re.compile(r"(?:\[\d+\] )?allstep: ")
 
 
 class Findings(Protocol):
-    """A study's tables."""
+    """The tables and plots of a study."""
 
-    def markdown(self) -> str: ...
-    def as_json(self) -> dict[str, Any]: ...
-    def draw(self, file: Path) -> None: ...
+    def markdown(self) -> str:
+        """Return the content of `table.md`."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the study's keys of `table.json`."""
+
+    def draw(self, file: Path) -> None:
+        """Write the plots as PNG to `file`."""
 
 
 def write_findings(folder: StudyFolder, findings: Findings, results: Results, command: str) -> str:
-    """Writes all three; the table.
+    """Write the three files and return the content of `table.md`.
 
-    The same results give the same files, however often the study was cut.
+    `command` is the command line that made them. The same results give the same files, however
+    often the study was interrupted.
     """
     page = "\n".join([findings.markdown(), *_failures(results), f"Made by `{command}`.", ""])
     machine = {
@@ -44,7 +51,7 @@ def write_findings(folder: StudyFolder, findings: Findings, results: Results, co
 
 
 def _failures(results: Results) -> list[str]:
-    """A line for each trial that failed: its error, or its last words."""
+    """Return a Markdown section with the error, or last output line, of each failed trial."""
     failed = [outcome for outcome in results.values() if outcome.status == "failed"]
     if not failed:
         return []
@@ -57,7 +64,10 @@ def _failures(results: Results) -> list[str]:
 
 
 def _error(reason: str) -> str:
-    """Our own errors may go on for several lines, of which the first says what happened."""
+    """Return the first line of allstep's last error, or the last line if there is no such error.
+
+    An error of allstep may have several lines; the first describes what happened.
+    """
     lines = reason.splitlines()
     ours = [_OURS.sub("", line, count=1) for line in lines if _OURS.match(line)]
     return ours[-1] if ours else lines[-1]

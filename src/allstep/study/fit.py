@@ -1,9 +1,9 @@
-"""Updates to a goal against the batch: S(B) = Smin + Emin / B.
+"""Fit of the updates to a goal by batch: S(B) = Smin + Emin / B.
 
 Smin is the fewest updates that any batch needs, Emin the fewest samples; at B = Emin / Smin, the
-critical batch, both are twice their least (McCandlish et al. 2018, equation 2.11). Small batches
-need Emin / B updates (twice the batch, half the updates), large ones Smin, and more samples no
-longer help.
+critical batch, a run needs twice the minimum of both (McCandlish et al. 2018, equation 2.11). Small
+batches need Emin / B updates (twice the batch, half the updates); large ones need Smin, and larger
+batches no longer help.
 """
 
 from collections.abc import Sequence
@@ -14,39 +14,40 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Fit:
-    """The curve and how far the points are from it."""
+    """The fitted curve S(B) and the distance of the points from it."""
 
     fewest_updates: float
-    """Smin."""
+    """Smin: the limit of updates for large batches."""
     fewest_samples: float
-    """Emin."""
+    """Emin: the limit of samples for small batches."""
     rms: float
-    """Root of the mean squared distance, as a part of S."""
+    """Root mean square of the distances relative to S."""
 
     def __call__(self, batch: float) -> float:
         return self.fewest_updates + self.fewest_samples / batch
 
     @property
     def critical_batch(self) -> float:
-        """Where both terms are equal; infinite where no batch so far was too large."""
+        """The batch at which both terms are equal; infinite if Smin is 0."""
         return (
             self.fewest_samples / self.fewest_updates if self.fewest_updates > 0 else float("inf")
         )
 
 
 def fit(batches: Sequence[float], updates: Sequence[float]) -> Fit | None:
-    """Least squares of the relative distances, neither term below 0; None with fewer than 3
-    batches, which any such curve fits.
+    """Fit `updates` by `batches` with both terms >= 0; None with fewer than 3 different batches.
 
-    Updates range over orders of magnitude and scatter by a part of themselves, so distances count
-    as parts: minimise |A x - 1|^2 with A's rows (1, 1/B) / S. With two unknowns the minimum under x
-    >= 0 is the free one, or lies on an edge.
+    Two batches determine both terms, so that the fit would mean nothing. Updates range over orders
+    of magnitude and their noise is proportional to them, so the fit minimizes the squares of the
+    relative distances: |A x - 1|^2 where A has the rows (1, 1/B) / S. With two unknowns the minimum
+    under x >= 0 is the unconstrained one, or is on an edge.
     """
     if len(set(batches)) < 3:
         return None
     b, s = np.asarray(batches, float), np.asarray(updates, float)
     rows = np.stack([1 / s, 1 / (b * s)], axis=1)
-    scale = np.linalg.norm(rows, axis=0)  # 1/S and 1/(B S) differ by orders of magnitude
+    # 1/S and 1/(B S) differ by orders of magnitude
+    scale = np.linalg.norm(rows, axis=0)
     best = min(_candidates(rows / scale), key=lambda x: _squared(rows / scale, x)) / scale
     rms = float(np.sqrt(_squared(rows, best) / len(s)))
     return Fit(float(best[0]), float(best[1]), rms)

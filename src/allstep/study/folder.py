@@ -2,18 +2,19 @@
 
 ```
 DIR/
-  study.json             what is asked; whoever goes on must ask the same. And the precision of all its runs, where it was chosen
-  study.lock             held by the process that runs it
+  study.json             arguments of the study, which a resumed study must repeat; the precision of
+                         all runs, if the study chose it
+  study.lock             held by the process that runs the study
   runs/<trial>/          the run folders: run.jsonl, config.yaml, ...
-  output/<trial>.txt     what a trial printed
-  output/<trial>.lock    held as long as a process of that trial lives
-  output/<trial>.digest  of the settings it was begun with
-  ended/<trial>.json     of a trial that did not end by itself: whether it was stopped or failed, and why
-  table.md, ...          what the study found
+  output/<trial>.txt     output of a trial
+  output/<trial>.lock    held while a process of the trial lives
+  output/<trial>.digest  digest of the settings with which the trial was started
+  ended/<trial>.json     status and reason of a trial that was stopped or failed
+  table.md, ...          results of the study
 ```
 
-How a trial stands is read from here and nowhere else: an `end` line in its record, a note in
-`ended/`, or neither; then it was cut, or never begun.
+The state of a trial is read only from these files: an `end` line in its run record (done), a note
+in `ended/` (stopped or failed), or neither (interrupted, or never started).
 """
 
 import json
@@ -38,14 +39,14 @@ _TAIL_BYTES = 4000
 
 
 class StudyFolder:
-    """Where a study lies."""
+    """The folder of a study at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
 
     @contextmanager
     def held(self, study: Study) -> Iterator[None]:
-        """For one process at a time, and for one study."""
+        """Lock the folder; raise ConfigError if it is in use or has another study."""
         with ExitStack() as held:
             self._take(held)
             self._agree(study)
@@ -68,25 +69,24 @@ class StudyFolder:
             ) from error
 
     def _agree(self, study: Study) -> None:
-        """Writes down what is asked, or sees that it is what was asked before."""
+        """Write study.json; raise ConfigError if the folder has a study with other arguments."""
         file = self.path / "study.json"
-        asked = json.loads(json.dumps(dict(study.arguments)))
+        arguments = json.loads(json.dumps(dict(study.arguments)))
         if file.exists():
-            problems = list(_differences(_arguments(file), asked, study.growing))
+            problems = list(_differences(_arguments(file), arguments, study.growing))
             if problems:
                 raise ConfigError(
-                    f"{self.path} holds another study: {'; '.join(problems)}; ask the same, or give"
-                    " another folder with --out"
+                    f"{self.path} holds another study: {'; '.join(problems)}; give the same"
+                    " arguments, or another folder with --out"
                 )
         kept = {} if study.precision is None else {"precision": study.precision}
-        write_whole(
-            file, json.dumps({"version": __version__, "arguments": asked, **kept}, indent=2) + "\n"
-        )
+        content = {"version": __version__, "arguments": arguments, **kept}
+        write_whole(file, json.dumps(content, indent=2) + "\n")
 
     def precision(self) -> str | None:
-        """The precision of all runs of the study that is here; None where there is none yet.
+        """Return the precision of all runs of the study in this folder; None if there is none yet.
 
-        Study folders from before it was recorded have it in the configs of their runs.
+        Folders of older versions have it only in the configs of their runs.
         """
         file = self.path / "study.json"
         if not file.exists():
@@ -101,15 +101,15 @@ class StudyFolder:
         return recorded or next((found for each in records if (found := _precision_of(each))), None)
 
     def run(self, trial: Trial) -> Path:
-        """Its run folder."""
+        """Return the run folder of `trial`."""
         return self.path / "runs" / trial.name
 
     def output(self, trial: Trial) -> Path:
-        """The file with what it printed."""
+        """Return the file with the output of `trial`."""
         return self.path / "output" / f"{trial.name}.txt"
 
     def lock(self, trial: Trial) -> Path:
-        """The file that its processes keep locked."""
+        """Return the file that the processes of `trial` keep locked."""
         return self.path / "output" / f"{trial.name}.lock"
 
     def _note(self, trial: Trial) -> Path:
@@ -119,17 +119,17 @@ class StudyFolder:
         return self.path / "output" / f"{trial.name}.digest"
 
     def _check_settings(self, trial: Trial) -> None:
-        """A run that was made with other settings is no result of this one, whatever it is called."""
+        """Raise ConfigError if the run of this name was started with other settings."""
         file = self._digest(trial)
         if trial.settings and file.exists() and _read_text(file) != trial.settings:
             raise ConfigError(
-                f"{self.run(trial)}: was begun with other settings than it would have now: the"
-                " recipe, or the program, has changed since; give another folder with --out, or"
-                " remove that run to have it again"
+                f"{self.run(trial)}: was started with other settings than now: the recipe or"
+                " allstep has changed since; give another folder with --out, or remove that run to"
+                " run it again"
             )
 
     def outcome(self, trial: Trial) -> Outcome | None:
-        """How it ended; None when it has not."""
+        """Return how `trial` ended; None if it has not ended."""
         self._check_settings(trial)
         note, record = self._note(trial), self.record(trial)
         if note.exists():
@@ -138,7 +138,7 @@ class StudyFolder:
         return Outcome(trial, "done", record) if record.end is not None else None
 
     def record(self, trial: Trial) -> RunRecord:
-        """As far as it got."""
+        """Return the run record of `trial` as written so far; an empty one if there is no file."""
         file = self.run(trial) / "run.jsonl"
         try:
             return runlog.read(file)
@@ -146,25 +146,24 @@ class StudyFolder:
             return RunRecord()
         except OSError as error:
             raise ConfigError(
-                f"{file}: cannot be read: {error.strerror or error}; move that run away"
+                f"{file}: cannot be read: {error.strerror or error}; move that run folder elsewhere"
             ) from error
 
     def write_note(self, outcome: Outcome) -> None:
-        """Of a trial that did not end by itself."""
-        said = {"status": outcome.status, "reason": outcome.reason}
-        write_whole(self._note(outcome.trial), json.dumps(said, indent=2) + "\n")
+        """Write the note of a trial that was stopped or failed."""
+        note = {"status": outcome.status, "reason": outcome.reason}
+        write_whole(self._note(outcome.trial), json.dumps(note, indent=2) + "\n")
 
     def forget_failures(self) -> None:
-        """Trials that failed may be tried again."""
+        """Remove the notes of failed trials, so that they are run again."""
         for note in (self.path / "ended").glob("*.json"):
             if _read_note(note)[0] == "failed":
                 note.unlink()
 
-    def make_ready(self, trial: Trial) -> bool:
-        """Whether there is something to go on from; what a trial that cannot go on has left is
-        removed."""
-        begun = (self.run(trial) / "run.jsonl").exists()
-        if begun and trial.resume:
+    def prepare(self, trial: Trial) -> bool:
+        """Return whether `trial` can resume an interrupted run; if not, remove its files."""
+        has_started = (self.run(trial) / "run.jsonl").exists()
+        if has_started and trial.resume:
             return True
         if self.run(trial).exists():
             shutil.rmtree(self.run(trial))
@@ -173,7 +172,7 @@ class StudyFolder:
         return False
 
     def tail(self, trial: Trial) -> str:
-        """The last lines that it printed."""
+        """Return the last lines of the output of `trial`."""
         try:
             with self.output(trial).open("rb") as file:
                 file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
@@ -186,13 +185,13 @@ class StudyFolder:
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write a file of the study; ConfigError when that is not possible."""
+    """Write `content` to `file`, whole or not at all; raise ConfigError if that is impossible."""
     try:
         replace_file(file, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(
-            f"{file}: cannot be written: {reason}; remove what is there, or give another --out"
+            f"{file}: cannot be written: {reason}; remove the existing file, or give another --out"
         ) from error
 
 
@@ -209,7 +208,7 @@ def _arguments(file: Path) -> Mapping[str, Any]:
 
 
 def _description(file: Path) -> Mapping[str, Any]:
-    """What study.json says."""
+    """Return the content of study.json; raise ConfigError if it is not a study's description."""
     found = _read_json(file, "the description of a study; give another folder with --out")
     arguments, precision = found.get("arguments"), found.get("precision")
     if not isinstance(arguments, dict) or not isinstance(precision, str | None):
@@ -220,7 +219,7 @@ def _description(file: Path) -> Mapping[str, Any]:
 
 
 def _read_note(file: Path) -> tuple[Status, str]:
-    """Status and reason of a trial that did not end by itself."""
+    """Return status and reason from the note of a trial that was stopped or failed."""
     expected = "a note on how a run ended; remove it, and that run is tried again"
     found = _read_json(file, expected)
     status, reason = found.get("status"), found.get("reason")
@@ -243,7 +242,7 @@ def _read_json(file: Path, expected: str) -> Mapping[str, Any]:
 
 
 def _read_text(file: Path) -> str:
-    """Empty when it cannot be read, which equals nothing that is looked for."""
+    """Return the text of `file`, or "" (which equals no digest) if it cannot be read."""
     try:
         return read_regular(file, 1024).decode(errors="replace").strip()
     except OSError:
@@ -264,8 +263,7 @@ def _differences(
 
 
 def _grew(was: Any, now: Any) -> bool:
-    """Whether `now` has all that `was` had: entries of a list, and under each name the same or a
-    larger number."""
+    """Return whether `now` has all entries of `was`, with the same or larger numbers."""
     if isinstance(was, dict) and isinstance(now, dict):
         return all(
             key in now and (was[key] == now[key] or _is_larger(was[key], now[key])) for key in was

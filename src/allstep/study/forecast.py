@@ -1,15 +1,15 @@
-"""How long the rest of a study will take, from what has been measured so far.
+"""Forecast of the remaining time of a study, from the run records so far.
 
-A trial says how long it should take (`Trial.seconds`); the pace is how much longer, or shorter,
-trials really take:
+Each trial has an expected duration (`Trial.seconds`). The pace is the ratio of measured to expected
+time:
 
-    pace = seconds from the first line about steps to the last / seconds that this much of the work should have taken
+    pace = seconds from the first step line to the last / expected seconds of that share of the work
 
-over all trials that have a record, of earlier calls too. So the first steps of the first trials
-give a forecast, and every step after makes it better. What a trial takes besides is measured, too:
-until its first line about steps, and, when it has ended, after the last. Where trials end before
-their time, at a goal or by the study's rule, the others are expected to do as much of theirs as
-those did.
+summed over all trials that have a record, those of earlier calls included. So the first steps of
+the first trials give a forecast, and later steps improve it. The overhead of a trial is measured
+too: the time before its first step line and, once it has ended, the time after the last one. If
+trials end early, at a goal or by the study's rule, the others are expected to do the same share of
+their work on average.
 """
 
 import heapq
@@ -20,49 +20,49 @@ from allstep.runlog import Fields, RunRecord, number, timed
 from allstep.study.trial import Outcome, Trial
 
 _ENOUGH = 5.0
-"""Seconds of work that must have been measured before a forecast is made from trials that have not
-ended."""
+"""Seconds of measured work that a forecast needs while no trial of this call has ended."""
 
 
 class Forecast:
-    """Is told of records, and answers."""
+    """Estimates remaining seconds from the run records that it is given."""
 
     def __init__(self) -> None:
-        self._worked: dict[
-            str, tuple[float, float]
-        ] = {}  # by trial: seconds, and what they should have been
-        self._besides: dict[str, float] = {}
-        self._parts: dict[str, float] = {}  # by trial that has ended: how much of its work it did
+        # by trial: measured and expected seconds
+        self._worked: dict[str, tuple[float, float]] = {}
+        # by trial: seconds outside the training steps
+        self._overhead: dict[str, float] = {}
+        # by trial that has ended: the share of its work that it did
+        self._shares: dict[str, float] = {}
         self._sure = False
 
     def learn(self, trial: Trial, record: RunRecord, since: float | None = None) -> None:
-        """How far a trial is. since: the time at which we started its process, if we did."""
+        """Use the record of a trial; `since` is the time at which this call started its process."""
         record = timed(record)
         seconds, done = measured(trial, record)
         if done > 0:
             self._worked[trial.name] = (seconds, done * trial.seconds)
         if since is not None and len(record.starts) == 1 and record.steps:
-            self._besides[trial.name] = max(0.0, record.steps[0]["time"] - since)
+            self._overhead[trial.name] = max(0.0, record.steps[0]["time"] - since)
 
     def learn_end(self, trial: Trial, record: RunRecord, wall: float) -> None:
-        """How a trial ended, and the seconds from its process's start to its end."""
+        """Use the record of an ended trial whose process ran for `wall` seconds."""
         self.learn(trial, record)
         self._sure = True
         if len(record.starts) == 1:
-            self._besides[trial.name] = max(0.0, wall - measured(trial, record)[0])
+            self._overhead[trial.name] = max(0.0, wall - measured(trial, record)[0])
 
     def learn_part(self, outcome: Outcome) -> None:
-        """How much of its work a trial did that has ended, at whatever time.
+        """Use the share of its work that a trial did before it ended, in this or an earlier call.
 
-        One that failed says nothing about others.
+        Failed trials are ignored: they do not predict the others.
         """
         part = outcome.trial.fraction(outcome.record)
         if outcome.status != "failed" and part:
-            self._parts[outcome.trial.name] = part
+            self._shares[outcome.trial.name] = part
 
     @property
     def pace(self) -> float | None:
-        """None as long as too little is known."""
+        """Measured seconds per expected second; None while too little has been measured."""
         worked, expected = (
             (sum(each) for each in zip(*self._worked.values(), strict=True))
             if self._worked
@@ -73,19 +73,22 @@ class Forecast:
         return worked / expected
 
     def left(self, trial: Trial, record: RunRecord | None = None) -> float:
-        """Seconds until a trial ends that has not begun, or that has this record.
+        """Return the seconds until a trial ends: a new one, or a running one with this `record`.
 
-        Only with a pace.
+        The result is meaningful only if `pace` is not None.
         """
         done = (trial.fraction(record) or 0.0) if record else 0.0
-        part = fmean(self._parts.values() or [1.0])
+        part = fmean(self._shares.values() or [1.0])
         rest = part - done if done < part else part * (1 - done)
-        besides = 0.0 if record else fmean(self._besides.values() or [0.0])
-        return (self.pace or 1.0) * trial.seconds * rest + besides
+        overhead = 0.0 if record else fmean(self._overhead.values() or [0.0])
+        return (self.pace or 1.0) * trial.seconds * rest + overhead
 
 
 def in_lanes(running: Iterable[float], waiting: Iterable[float], lanes: int) -> float:
-    """Seconds until the last ends, when each that waits takes the first lane that is free."""
+    """Return the seconds until the last trial ends if each waiting one takes the first free lane.
+
+    `running` and `waiting` have the remaining seconds of each trial.
+    """
     free = [0.0] * lanes
     for seconds in [*running, *waiting]:
         heapq.heapreplace(free, free[0] + seconds)
@@ -93,11 +96,11 @@ def in_lanes(running: Iterable[float], waiting: Iterable[float], lanes: int) -> 
 
 
 def measured(trial: Trial, record: RunRecord) -> tuple[float, float]:
-    """Seconds of work, and how much of the trial they did.
+    """Return the seconds of training so far and the share of the trial that they did.
 
-    From the first line about steps to the last one: before the first lie the start and all that is
-    slow only once. A run that was resumed has several such stretches; the time between them does
-    not count. A trial that does not say how long it trains counts when it has ended.
+    The time counts from the first step line to the last: the start and one-off set-up come before
+    the first. A resumed run has several such stretches; the time between them does not count. A
+    trial without a known number of samples counts only once it has ended.
     """
     record = timed(record)
     total = trial.num_samples(record)
@@ -114,7 +117,7 @@ def _samples(line: Fields) -> float:
 
 
 def _stretches(record: RunRecord) -> list[list[Fields]]:
-    """The lines about steps, from each start to the next."""
+    """Return the step lines of the record, grouped by the start that precedes them."""
     ends = [*(start["time"] for start in record.starts[1:]), float("inf")]
     return [
         [step for step in record.steps if start["time"] <= step["time"] < end]

@@ -1,10 +1,10 @@
-"""One precision for all runs of a study, so that they differ in nothing but what the study varies.
+"""One precision for all runs of a study, so that they differ only in what the study varies.
 
 ```
-the config names one              that one
-study.json has one                that one: a resumed study keeps it, on any machine
-CPU flags                         read here, without torch
-a GPU, or a CPU without flags     as a run would settle it, in a child process (`train.settle_alone`)
+the config sets a precision       use it
+study.json has a precision        use it: a resumed study keeps its precision on any machine
+CPU with known flags              choose by the flags, without torch
+GPU, or CPU without flags         choose as a run would, in a child process (`settle_precision`)
 ```
 """
 
@@ -20,13 +20,14 @@ from allstep.study.folder import StudyFolder
 from allstep.train.config.num_workers import count_gpus
 from allstep.train.config.run_config import RunConfig
 
-_SECONDS = 600.0  # for the child, which opens the data and makes a few steps
+# timeout of the child, which opens the data and runs a few steps
+_SECONDS = 600.0
 _REMEDY = "set precision=float32 or precision=bfloat16"
 
 
 @dataclass(frozen=True)
 class OnePrecision:
-    """A precision, and the reason for it in one line."""
+    """A precision and a one-line reason for it."""
 
     name: str
     why: str
@@ -36,7 +37,7 @@ class OnePrecision:
 
 
 def one_precision(config: RunConfig, folder: StudyFolder) -> OnePrecision | None:
-    """Settle the precision of the study in `folder`; None where `config` names one."""
+    """Return the precision of the study in `folder`; None if `config` sets one itself."""
     if config.precision != "auto":
         return None
     if kept := folder.precision():
@@ -44,8 +45,8 @@ def one_precision(config: RunConfig, folder: StudyFolder) -> OnePrecision | None
     return _by_flags(config) or settled_apart(config)
 
 
-def precision_words(name: str | None) -> tuple[str, ...]:
-    """The key=value for each run."""
+def precision_override(name: str | None) -> tuple[str, ...]:
+    """Return the key=value argument that sets this precision in a run; empty for None."""
     return () if name is None else (f"precision={name}",)
 
 
@@ -61,9 +62,10 @@ def _by_flags(config: RunConfig) -> OnePrecision | None:
 def settled_apart(
     config: RunConfig, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 ) -> OnePrecision:
-    """Settle it as a run of `config` with one worker would, in a child: this process has no torch.
+    """Return the precision that a run of `config` with one worker would choose.
 
-    run: starts it and waits for its end, as `subprocess.run`.
+    A child process chooses it, because this one does not import torch. `run` starts the child and
+    waits for its end, as `subprocess.run` does.
     """
     command = run_module("allstep.train.run.settle_precision")
     try:

@@ -1,6 +1,6 @@
-"""What a study wants to know of a run, from its record.
+"""The figures of a run that studies compare, from its run record.
 
-A run that was cut and resumed tells some of its steps twice; the last telling counts.
+A run that was interrupted and resumed records some steps twice; the last record of a step counts.
 """
 
 import math
@@ -12,35 +12,35 @@ from allstep.study.trial import Outcome
 
 @dataclass(frozen=True)
 class Reached:
-    """When a run first was as good as asked."""
+    """When a run first reached the goal: samples, updates and seconds until then."""
 
     samples: int
     updates: int
     seconds: float
-    """Of training, without evaluations."""
+    """Seconds of training, without evaluations."""
 
 
 @dataclass(frozen=True)
 class RunFigures:
-    """One run of a study."""
+    """The figures of one run of a study."""
 
     name: str
     status: str
     test: float | None
-    """Accuracy at the end. For quoting, not for choosing."""
+    """Test accuracy at the end: quoted, but not used to choose between runs."""
     validation: float | None
-    """Accuracy at the end. For choosing."""
+    """Validation accuracy at the end: used to choose between runs."""
     updates: int
     reached: Reached | None
 
     @property
     def diverged(self) -> bool:
-        """Whether its loss left all bounds, which is a result, not an accident."""
+        """Whether the loss diverged, which is a result and not a failure."""
         return self.status == "diverged"
 
 
 def figures(outcome: Outcome, batch: int, goal: float | None) -> RunFigures:
-    """What a trial with this batch found."""
+    """Return the figures of a trial with this `batch`; `goal` is a validation accuracy."""
     record = outcome.record
     seen = int(kept(record.steps)[-1]["samples"]) if kept(record.steps) else 0
     whole = outcome.status == "done" and not has_diverged(outcome)
@@ -55,20 +55,20 @@ def figures(outcome: Outcome, batch: int, goal: float | None) -> RunFigures:
 
 
 def has_diverged(outcome: Outcome) -> bool:
-    """Whether the loss left all bounds:
+    """Return whether the loss diverged.
 
-    `train` ended the run with an error that says so, or its last loss is no number.
+    Either `train` ended the run with an error about divergence, or the last loss is not finite.
     """
     if outcome.status == "failed":
-        return "diverged" in outcome.reason or _told_of_divergence(outcome.record)
+        return "diverged" in outcome.reason or _recorded_divergence(outcome.record)
     loss = outcome.record.steps[-1].get("loss", 0.0) if outcome.record.steps else 0.0
     return not (isinstance(loss, int | float) and math.isfinite(loss))
 
 
-def _told_of_divergence(record: RunRecord) -> bool:
-    """Whether, since the last start, there is an event with the rate of a step:
+def _recorded_divergence(record: RunRecord) -> bool:
+    """Return whether an event since the last start has a step and its learning rate.
 
-    `train` tells that of no other.
+    `train` records these fields only for divergence.
     """
     record = timed(record)
     began = record.starts[-1]["time"] if record.starts else 0.0
@@ -78,7 +78,7 @@ def _told_of_divergence(record: RunRecord) -> bool:
 
 
 def reached(record: RunRecord, batch: int, goal: float) -> Reached | None:
-    """At the first evaluation on the validation part with this accuracy; None when there is none."""
+    """Return when the validation accuracy was first at least `goal`; None if it never was."""
     for line in kept(_evaluations(record, "validation")):
         if line["accuracy"] >= goal:
             samples = int(line["samples"])
@@ -89,7 +89,7 @@ def reached(record: RunRecord, batch: int, goal: float) -> Reached | None:
 
 
 def num_updates(record: RunRecord, samples: int, batch: int) -> int:
-    """Of the first so many samples: an epoch's last batch may be smaller, and counts as one."""
+    """Return the updates of the first `samples` samples; a smaller last batch counts as one."""
     data = record.start.get("data")
     epoch = int(number(data, "train") or 0) if isinstance(data, dict) else 0
     if epoch <= 0:

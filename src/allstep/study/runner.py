@@ -1,15 +1,15 @@
-"""Runs a study: one trial per lane at a time, until nothing is wanted that has not ended.
+"""Run a study: one trial per lane at a time, until every wanted trial has ended.
 
 ```
-        wanted(results) ──> not ended yet ──> a free lane ──> Child
-              ^                                                 |  its record: rule says stop?  ──> let go, note
-              └────────────── results <── outcome <─────────────┘  it ended: done, failed (note), or cut
+    wanted(results) ──> not ended yet ──> free lane ──> Child
+          ^                                               |  stop rule applies: kill, write note
+          └──────────── results <── outcome <─────────────┘  exit: done, failed (note), interrupted
 ```
 
-What ended before, in this call or in an earlier one, is read from the folder and not run again. A
-trial without an end was cut: it goes on, where its command can. A trial that fails is noted with
-its last words, and the others go on. When the block ends, whether by its own end, an error or
-Ctrl-C, no process is left; when we are killed, the supervisors end them.
+Trials that ended in this call or an earlier one are read from the folder and not run again. A trial
+without an end was interrupted: it resumes if its command can, and starts again otherwise. A failed
+trial gets a note with the last lines of its output, and the others continue. When `run` returns or
+raises, also on Ctrl-C, no process is left; if the runner is killed, the supervisors end its processes.
 """
 
 import os
@@ -26,37 +26,38 @@ from allstep.study.study import Study
 from allstep.study.tail import Follower
 from allstep.study.trial import Outcome, Results, Trial
 
-_LOOK_SECONDS = 1.0  # between two looks at the records of what runs
+# between two reads of the records of running trials
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a study is."""
+    """Progress of a study."""
 
     results: Results
     running: Mapping[str, float | None]
-    """Trials and how much of each is done, where that is known."""
+    """Names of running trials, and the fraction of each that is done, if known."""
     waiting: int
-    """Trials that will be run after these, at most."""
+    """Upper limit of the trials that are still to be started."""
     seconds_left: float | None
-    """None while too little has been measured."""
+    """Expected seconds until the end; None while too little has been measured."""
     at_most: bool
-    """Whether it may well be over sooner, because trials may be stopped or not wanted."""
+    """Whether `total` and `seconds_left` are upper limits, as trials may be stopped."""
 
     @property
     def total(self) -> int:
-        """Trials, at most."""
+        """Upper limit of the number of trials."""
         return len(self.results) + len(self.running) + self.waiting
 
 
 class StudyCallback:
-    """Is told how a study goes. This one does not listen."""
+    """Receiver of the progress of a study; the methods of this base class do nothing."""
 
     def state(self, state: State) -> None:
-        """About once a second."""
+        """Receive the progress, about once a second."""
 
     def ended(self, outcome: Outcome, seconds: float) -> None:
-        """A trial ended, in this call, after so many seconds."""
+        """Receive the outcome of a trial that ended in this call, `seconds` after its start."""
 
 
 @dataclass
@@ -74,10 +75,12 @@ def run(
     until: Callable[[State], bool] = lambda state: False,
     retry: bool = False,
 ) -> dict[str, Outcome]:
-    """Runs what `study` wants, `lanes` trials at a time; how all of it ended.
+    """Run the trials that `study` wants, and return the outcomes by name of trial.
 
-    `until` ends it early, for instance once there is a forecast. What ran then goes on the next
-    time. `retry`: those that failed, too.
+    `folder` stores the study; it must not be in use by another process. `lanes` is the number of
+    trials that run at the same time. `callback` receives the progress (default: none). `until` is
+    called with each state and ends the call early by returning True, for instance once there is a
+    forecast; the trials that run then resume in the next call. `retry` runs failed trials again.
     """
     with folder.held(study):
         if retry:
@@ -91,7 +94,7 @@ def run(
 
 
 def collect(study: Study, folder: StudyFolder) -> dict[str, Outcome]:
-    """What ended so far, without running anything."""
+    """Return the outcomes of the trials that have ended so far, without running any."""
     results: dict[str, Outcome] = {}
     _look_up(study, folder, results, ())
     return results
@@ -100,9 +103,9 @@ def collect(study: Study, folder: StudyFolder) -> dict[str, Outcome]:
 def _look_up(
     study: Study, folder: StudyFolder, results: dict[str, Outcome], running: Container[str]
 ) -> list[Trial]:
-    """Adds what ended before to `results`; what is wanted besides.
+    """Add finished trials to `results`; return wanted ones that neither finished nor run.
 
-    Each result may change that, so it asks until nothing is new.
+    Each result may change what the study wants, so this repeats until there is no new result.
     """
     while True:
         known = len(results)
@@ -129,10 +132,12 @@ class _Runner:
         self.results: dict[str, Outcome] = {}
         self.running: dict[str, _Running] = {}
         self.waiting: list[Trial] = []
-        self.cut: set[str] = set()
+        # trials that asked to be started again later (exit status RESUBMIT)
+        self.interrupted: set[str] = set()
         self.forecast = Forecast()
 
     def go(self, until: Callable[[State], bool]) -> None:
+        """Run trials until none is wanted, or until `until` returns True for the state."""
         self._fill()
         while self.running:
             state = self._state()
@@ -146,7 +151,7 @@ class _Runner:
         self.callback.state(self._state())
 
     def _fill(self) -> None:
-        """Reads what ended before, then starts what is wanted, as far as there are lanes."""
+        """Read the outcomes of finished trials, then start wanted ones while lanes are free."""
         self._look_up()
         while self.waiting and len(self.running) < self.lanes:
             self._start(self.waiting.pop(0))
@@ -154,16 +159,16 @@ class _Runner:
     def _look_up(self) -> None:
         known = set(self.results)
         open_ = _look_up(self.study, self.folder, self.results, self.running)
-        self.waiting = [trial for trial in open_ if trial.name not in self.cut]
+        self.waiting = [trial for trial in open_ if trial.name not in self.interrupted]
         for name in self.results.keys() - known:
             self.forecast.learn(self.results[name].trial, self.results[name].record)
             self.forecast.learn_part(self.results[name])
 
     def _start(self, trial: Trial) -> None:
-        resumed = self.folder.make_ready(trial)
+        resumed = self.folder.prepare(trial)
         run_folder = self.folder.run(trial)
         child = Child(
-            trial.words(run_folder, resumed=resumed),
+            trial.command_line(run_folder, resumed=resumed),
             self.folder.output(trial),
             self.folder.lock(trial),
             os.environ,
@@ -171,7 +176,7 @@ class _Runner:
         self.running[trial.name] = _Running(trial, child, Follower(run_folder / "run.jsonl"))
 
     def _wait(self) -> None:
-        """Until a trial ends, or it is time to look."""
+        """Wait until a trial ends, at most until the next read of the records."""
         poll = select.poll()
         for each in self.running.values():
             poll.register(each.child, select.POLLIN)
@@ -183,15 +188,19 @@ class _Runner:
                 self._conclude(each, each.child.close())
 
     def _conclude(self, each: _Running, code: int) -> None:
-        """A trial ended by itself."""
+        """Record how a trial ended whose process has exited with `code`."""
         trial, record = each.trial, each.follower.record()
         if code == RESUBMIT:
             del self.running[trial.name]
-            self.cut.add(trial.name)
+            self.interrupted.add(trial.name)
         elif code == 0 and record.end is not None:
             self._keep(each, Outcome(trial, "done", record))
         else:
-            why = "it ended without an `end` in its record" if code == 0 else f"exit status {code}"
+            why = (
+                "its process ended without an `end` line in the run record"
+                if code == 0
+                else f"exit status {code}"
+            )
             self._keep(
                 each, Outcome(trial, "failed", record, f"{why}\n{self.folder.tail(trial)}".strip())
             )
@@ -204,13 +213,11 @@ class _Runner:
             if reason is not None:
                 each.child.close()
                 record = each.follower.record()
-                done = record.end is not None  # it was quicker than the rule
-                self._keep(
-                    each,
-                    Outcome(
-                        each.trial, "done" if done else "stopped", record, "" if done else reason
-                    ),
-                )
+                # the trial may have ended by itself before it was killed
+                if record.end is not None:
+                    self._keep(each, Outcome(each.trial, "done", record))
+                else:
+                    self._keep(each, Outcome(each.trial, "stopped", record, reason))
 
     def _keep(self, each: _Running, outcome: Outcome) -> None:
         if outcome.status != "done":
@@ -226,7 +233,7 @@ class _Runner:
         running = {
             name: self.running[name].trial.fraction(record) for name, record in records.items()
         }
-        known = len(self.results) + len(self.running) + len(self.waiting) + len(self.cut)
+        known = len(self.results) + len(self.running) + len(self.waiting) + len(self.interrupted)
         unknown = max(0, self.study.most - known)
         left = self._seconds_left(records, unknown)
         at_most = unknown > 0 or self.study.stop is not None
@@ -244,7 +251,7 @@ class _Runner:
         return in_lanes(going, [*waiting, *[usual] * unknown], self.lanes)
 
     def end_all(self) -> None:
-        """All at once; then wait for each."""
+        """Release all leashes, then wait for each process: they end in parallel."""
         for each in self.running.values():
             each.child.let_go()
         for each in self.running.values():

@@ -1,11 +1,11 @@
-"""What a study asks: two functions of the results so far.
+"""A study: two pure functions of the results so far.
 
-    wanted(results)                 all trials that should be run as far as one knows now, the most urgent first
-    stop(trial, record, results)    why a running trial should end early; None: it should not
+    wanted(results)                 all trials to run as far as known now, the most urgent first
+    stop(trial, record, results)    the reason to end a running trial early, or None
 
-Both are pure. A grid wants the same trials whatever the results are. A search wants a first trial,
-and with its result a second; asked again with the same results it wants the same again. So a study
-has no state but its run folders, and goes on after any kill as if nothing had happened.
+A grid wants the same trials whatever the results are. A search wants a first trial, and with its
+result a second; the same results give the same trials again. So the run folders are the only state
+of a study, and it resumes after a kill at any time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,22 +21,28 @@ Stop = Callable[[Trial, RunRecord, Results], str | None]
 
 @dataclass(frozen=True)
 class Study:
-    """A question that many runs answer."""
+    """Many runs that answer one question."""
 
     arguments: Mapping[str, Any]
-    """All that decides which trials it wants, as plain values: a folder that holds another study is
-    refused by these."""
-    wanted: Wanted
-    most: int
-    """How many trials it wants at most, whatever the results are."""
-    stop: Stop | None = None
-    growing: frozenset[str] = frozenset()
-    """Arguments that may gain entries, or larger numbers, in a folder that holds the study already:
-    they add trials and change none."""
-    precision: str | None = None
-    """Of all trials, where it was chosen for the machine: the folder keeps it.
+    """All values that decide which trials are wanted, as JSON values.
 
-    None: the arguments decide it.
+    A folder whose study has other arguments is refused.
+    """
+    wanted: Wanted
+    """Returns the trials to run, given the results so far."""
+    most: int
+    """Upper limit of the number of trials, whatever the results are."""
+    stop: Stop | None = None
+    """Returns the reason to end a running trial early, or None; without it, no trial is stopped."""
+    growing: frozenset[str] = frozenset()
+    """Names of arguments that may gain entries, or become larger, when the study is resumed.
+
+    Such a change adds trials and changes none.
+    """
+    precision: str | None = None
+    """Precision of all trials, if it was chosen for the machine; the folder stores it.
+
+    None means that the arguments decide it.
     """
 
 
@@ -46,5 +52,5 @@ def grid(
     growing: frozenset[str] = frozenset(),
     precision: str | None = None,
 ) -> Study:
-    """The study that wants just these."""
+    """Return a study that wants exactly `trials`; for the other arguments see `Study`."""
     return Study(arguments, lambda _: trials, len(trials), growing=growing, precision=precision)

@@ -1,4 +1,4 @@
-"""Reads a run record while it is written: each look reads only what is new."""
+"""Read a run record while it is written; each call reads only the new lines."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ from allstep.files.bounded import open_regular
 from allstep.runlog import KINDS, Fields, RunRecord, parse
 
 _AT_ONCE = 64 << 20
-"""Bytes; the next look reads on."""
+"""Maximum bytes per call; the next call continues there."""
 
 
 class Follower:
-    """`record()` is the record at `path` as far as it has been written; empty while there is none."""
+    """Reader of the run record at `path`; the record is empty while the file does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -22,24 +22,25 @@ class Follower:
         self._record = RunRecord()
 
     def record(self) -> RunRecord:
-        """The newest state of it."""
+        """Return the record as written so far."""
         if self._take():
             self._record = RunRecord(*(tuple(self._found[kind]) for kind in KINDS))
         return self._record
 
     def _take(self) -> bool:
-        """Whether whole lines have been added."""
+        """Read new whole lines; return whether there were any."""
         try:
             with open_regular(self.path) as file:
-                if file.seek(0, 2) < self._read:  # begun anew
+                # a shorter file was started again
+                if file.seek(0, 2) < self._read:
                     self._forget()
                 file.seek(self._read)
                 text = file.read(_AT_ONCE)
         except OSError:
-            # None yet, or no record at all: the run itself reports that.
+            # No record yet, or none that can be read: the run itself reports that.
             return False
         whole = text[: text.rfind(b"\n") + 1]
-        # A line that fills all that is read at once has no end that is worth waiting for.
+        # Skip a line that is longer than one read, instead of waiting for its end forever.
         self._read += len(whole) if whole or len(text) < _AT_ONCE else len(text)
         for line in whole.splitlines():
             if (fields := parse(line)) is not None:

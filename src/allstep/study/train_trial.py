@@ -14,17 +14,18 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.run.prepare import Prepared, check, prepare
 from allstep.world import NONE
 
-_EPOCH_SECONDS = 10.0  # a first guess; the forecast measures
-# a step costs as much as the arithmetic of so many samples, whatever the batch; a first guess, too
+# a first guess; the forecast replaces it by measurements
+_EPOCH_SECONDS = 10.0
+# fixed cost of a step, in samples, also a first guess
 _STEP_SAMPLES = 16.0
 
 
-def training(name: str, recipe: str, words: Sequence[str], facts: Mapping[str, Any]) -> Trial:
-    """The run of `recipe` with `words` on top.
+def training(name: str, recipe: str, overrides: Sequence[str], facts: Mapping[str, Any]) -> Trial:
+    """Return the trial that trains `recipe` with `overrides` (key=value) and one worker.
 
-    A config that cannot be right is an error here, before anything runs.
+    Raise ConfigError for a config that cannot be right, before any trial runs.
     """
-    config = read_config(recipe, words).resolved(1)
+    config = read_config(recipe, overrides).resolved(1)
     try:
         check_config(config, 1)
     except ConfigError as error:
@@ -32,7 +33,7 @@ def training(name: str, recipe: str, words: Sequence[str], facts: Mapping[str, A
     command = tuple(run_module("allstep", "train", recipe, "--workers", "1", "--launcher", NONE))
     return Trial(
         name=name,
-        command=(*command, "--out", FOLDER, *words),
+        command=(*command, "--out", FOLDER, *overrides),
         resume=("--resume", "auto"),
         seconds=config.num_epochs * _EPOCH_SECONDS * (1 + _STEP_SAMPLES / config.batch),
         epochs=config.num_epochs,
@@ -42,27 +43,32 @@ def training(name: str, recipe: str, words: Sequence[str], facts: Mapping[str, A
 
 
 def _digest(config: RunConfig) -> str:
-    """Of the whole config, whoever wrote it: a recipe that has changed since makes other runs.
+    """Return a digest of the whole config, except the folder of the data.
 
-    Where the data lies does not count.
+    So a run with a recipe that has changed since is not taken for the same run.
     """
     plain = config.model_dump_json(exclude={"data": {"folder"}})
     return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
 
 def found(
-    recipe: str, words: Sequence[str], data: Path | None = None
+    recipe: str, overrides: Sequence[str], data: Path | None = None
 ) -> tuple[RunConfig, list[str]]:
-    """The config of the recipe, its data found, and words that say where: no run may fall back on
-    other data than the rest."""
-    config = read_config(recipe, words)
+    """Return the config of `recipe`, its data located, and key=value arguments that name the data.
+
+    With these arguments no run can fall back on other data than the rest. `data` is the folder of
+    the data (default: as for `allstep train`).
+    """
+    config = read_config(recipe, overrides)
     named = [f"data.name={config.data.name}", *([f"data.folder={data.absolute()}"] if data else [])]
-    return prepare(recipe, [*words, *named], None).config, named
+    return prepare(recipe, [*overrides, *named], None).config, named
 
 
 def check_data(config: RunConfig, batches: Sequence[int]) -> None:
-    """Opens the data once, as every run will: what is wrong with it, or too large a batch, is an
-    error before anything runs."""
+    """Open the data once, as every run will; raise an error for bad data or too large a batch.
+
+    `batches` are the batches of the study in rising order.
+    """
     smallest, largest = (
         config.model_copy(update={"batch": b, "batch_per_worker": None})
         for b in (batches[0], batches[-1])
@@ -70,10 +76,12 @@ def check_data(config: RunConfig, batches: Sequence[int]) -> None:
     check_batch(largest.resolved(1), len(check(Prepared(smallest)).train))
 
 
-def refuse_words(words: Sequence[str], own: Mapping[str, str]) -> None:
-    """ConfigError for a key that the study itself sets in each run: it would be of no effect. own:
-    what to give instead, by key."""
-    for word in words:
-        key = word.partition("=")[0]
+def refuse_words(overrides: Sequence[str], own: Mapping[str, str]) -> None:
+    """Raise ConfigError for a key that the study itself sets in each run: it would have no effect.
+
+    `own` has what to give instead, by key.
+    """
+    for override in overrides:
+        key = override.partition("=")[0]
         if key in own:
-            raise ConfigError(f"{word}: the study sets {key} in each run; {own[key]}")
+            raise ConfigError(f"{override}: the study sets {key} in each run; {own[key]}")

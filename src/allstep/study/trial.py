@@ -9,7 +9,7 @@ from typing import Any, Literal
 from allstep.runlog import RunRecord, number
 
 FOLDER = "FOLDER"
-"""Stands in a trial's command for its run folder."""
+"""Placeholder of the run folder in a trial's command."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 
@@ -18,45 +18,49 @@ Status = Literal["done", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Trial:
-    """A command that trains and writes `run.jsonl` into its run folder; the last line of that says
-    whether it is through."""
+    """A command that trains and writes `run.jsonl` into its run folder.
+
+    An `end` line at the end of that file marks the trial as done.
+    """
 
     name: str
-    """Within its study; also the name of its run folder."""
+    """Unique name within the study; also the name of the run folder."""
     command: tuple[str, ...]
-    """The word FOLDER in it becomes the run folder."""
+    """Command line; an argument FOLDER is replaced by the run folder."""
     resume: tuple[str, ...] = ()
-    """What the command needs besides to go on with a run that was cut.
+    """Further arguments with which the command resumes an interrupted run.
 
-    Nothing: such a run begins anew.
+    Without any, such a run starts again from the beginning.
     """
     seconds: float = 60.0
-    """How long it should take.
+    """Expected duration.
 
-    Once some trials have been measured only the ratios between them count.
+    Once some trials have been measured, only the ratios between trials count.
     """
     epochs: float | None = None
-    """How long it trains: tells from its record how far it is."""
+    """Epochs of training, needed for the fraction that is done; None if unknown."""
     settings: str = ""
-    """A digest of all that decides what it finds: a run of that name with another one is another
-    run. Empty: the name says all."""
+    """Digest of all that decides the result: a run of the same name with another digest is refused.
+
+    Empty if the name alone decides the result.
+    """
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What it tries, for those who read the results."""
+    """The values that the trial tries, for the code that reads the results."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                "a trial's name is a folder's name of letters, digits and ._=+-, found"
+                "trial name: expected a folder name of letters, digits and ._=+-, found"
                 f" {self.name!r}"
             )
 
-    def words(self, folder: Path, *, resumed: bool) -> list[str]:
-        """The command line."""
-        named = [str(folder) if word == FOLDER else word for word in self.command]
+    def command_line(self, folder: Path, *, resumed: bool) -> list[str]:
+        """Return the command for the run folder `folder`, to resume there if `resumed`."""
+        named = [str(folder) if each == FOLDER else each for each in self.command]
         return [*named, *self.resume] if resumed else named
 
     def num_samples(self, record: RunRecord) -> float | None:
-        """That it will see; None when it or its record does not say."""
+        """Return the samples of the whole trial; None if its epochs or data are unknown."""
         data = record.start.get("data")
         total = (
             (self.epochs or 0) * (number(data, "train") or 0) if isinstance(data, Mapping) else 0
@@ -64,7 +68,7 @@ class Trial:
         return total if total > 0 else None
 
     def fraction(self, record: RunRecord) -> float | None:
-        """How much of it is done, from 0 to 1; None when the record does not say."""
+        """Return the fraction of the trial that is done, from 0 to 1; None if it is unknown."""
         total = self.num_samples(record)
         if total is None:
             return 1.0 if record.end is not None else None
@@ -80,8 +84,8 @@ class Outcome:
     status: Status
     record: RunRecord
     reason: str = ""
-    """Why it was stopped; of one that failed, the exit status and the last lines of its output."""
+    """Reason for the stop; for a failed trial, the exit status and the last lines of its output."""
 
 
 Results = Mapping[str, Outcome]
-"""What is known so far, by the names of trials."""
+"""Outcomes of the trials that have ended so far, by name of trial."""

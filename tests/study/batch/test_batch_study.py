@@ -8,7 +8,7 @@ import pytest
 
 from allstep.errors import ConfigError
 from allstep.study import StudyFolder, run
-from allstep.study.batch.remedies import REMEDIES, chosen, words_for
+from allstep.study.batch.remedies import REMEDIES, chosen, overrides_for
 from allstep.study.batch.study import BatchGrid, parse_batches, parse_seeds
 from allstep.study.batch.table import BatchTable, Choice
 from allstep.study.findings import write_findings
@@ -36,7 +36,7 @@ def grid(
 
 @pytest.mark.parametrize("name", REMEDIES)
 def test_every_remedy_is_a_config(name: str) -> None:
-    config = read_config("digits", ["batch=1024", *words_for(REMEDIES[name], 1024, 64, 30)])
+    config = read_config("digits", ["batch=1024", *overrides_for(REMEDIES[name], 1024, 64, 30)])
     optimizer, schedule = config.optimizer, config.schedule
     by_root = dict.fromkeys(("root", "ghost", "lars", "lamb"), "square-root")
     assert optimizer.scaling == {"plain": "none", **by_root}.get(name, "linear")
@@ -52,12 +52,12 @@ def test_every_remedy_is_a_config(name: str) -> None:
 
 def test_with_the_base_batch_there_is_nothing_to_scale() -> None:
     for name in ("linear", "warmup", "root"):
-        assert words_for(REMEDIES[name], 64, 64, 30) == REMEDIES["plain"]
-    assert "model.norm=ghost" in words_for(REMEDIES["ghost"], 64, 64, 30)
+        assert overrides_for(REMEDIES[name], 64, 64, 30) == REMEDIES["plain"]
+    assert "model.norm=ghost" in overrides_for(REMEDIES["ghost"], 64, 64, 30)
 
 
 def test_a_warm_up_is_at_most_a_sixth_of_the_run() -> None:
-    assert "schedule.warmup=1" in words_for(REMEDIES["warmup"], 1024, 64, 6)
+    assert "schedule.warmup=1" in overrides_for(REMEDIES["warmup"], 1024, 64, 6)
 
 
 def test_the_grid() -> None:
@@ -124,7 +124,7 @@ def test_a_run_of_a_recipe_that_has_changed_since_is_no_result(tmp_path: Path) -
     assert run(Study({}, lambda results: [made()], 1), folder, 1)["one"].status == "done"
     config.write_text("recipe: digits\nepochs: 2\noptimizer: {momentum: 0.8}\n")
     assert trial().settings != before
-    with pytest.raises(ConfigError, match="runs/one: was begun with other settings"):
+    with pytest.raises(ConfigError, match="runs/one: was started with other settings"):
         run(Study({}, lambda results: [made()], 1), folder, 1)
 
 

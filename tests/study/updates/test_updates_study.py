@@ -106,7 +106,7 @@ def test_it_is_stopped_at_twice_the_best_so_far() -> None:
     assert SEARCH.stop(second, record(second, 1000, 0.1), {}) is None
     assert SEARCH.stop(second, record(second, 1000, 0.1), known) is None
     said = SEARCH.stop(second, record(second, 1001, 0.1), known)
-    assert said == "more than 2 times the 500 updates that rate 0.0707 needs"
+    assert said == "more than 2 times the 500 updates that lr 0.0707 needs"
     other = SEARCH.trial(512, 0)
     assert SEARCH.stop(other, record(other, 9000, 0.1), known) is None
     assert SEARCH.stop(second, RunRecord(), known) is None

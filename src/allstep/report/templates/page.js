@@ -1,4 +1,4 @@
-// Figures under the pointer. The page is whole without it: every chart has a table.
+// Show figures under the pointer. The page is complete without this script: every chart has a table.
 "use strict";
 (() => {
   const numbers = (text) => text.split(",").map(Number);
@@ -12,7 +12,7 @@
     return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
   };
 
-  // From a point on the drawing back to the value on the axis.
+  // Return the value on the axis for a coordinate of the chart.
   const value = (point, [low, high, start, end], log) => {
     const part = (point - start) / (end - start);
     return log ? Math.pow(10, Math.log10(low) + part * Math.log10(high / low)) : low + part * (high - low);

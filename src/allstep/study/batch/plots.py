@@ -1,5 +1,4 @@
-"""The images of a batch study: accuracy, updates to the goal and time to the goal against the
-batch."""
+"""Plots of a batch study: accuracy, updates to the goal and time to the goal by batch."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,8 +12,9 @@ if TYPE_CHECKING:
 
 
 def draw(table: "BatchTable", file: Path) -> None:
-    """One image beside the other; those of the goal only where there is one."""
-    from matplotlib.figure import Figure  # takes a while to import
+    """Write the plots next to each other to `file`; those of the goal only if the study has one."""
+    # imported here because the import is slow
+    from matplotlib.figure import Figure
 
     panels = 1 if table.grid.goal is None else 3
     figure = Figure(figsize=(5.5 * panels, 4.5), layout="constrained")
@@ -40,7 +40,7 @@ def draw(table: "BatchTable", file: Path) -> None:
 def _draw_lines(
     axes: Any, table: "BatchTable", values: "Callable[[Cell], list[float]]", line: str = "-"
 ) -> None:
-    """A line of means per remedy, and a point for each run."""
+    """Draw a line of means for each remedy, and a point for each run."""
     for number, name in enumerate(table.grid.remedies):
         cells = [cell for cell in _cells(table, name) if values(cell)]
         colour = f"C{number}"

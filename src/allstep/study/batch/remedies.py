@@ -1,20 +1,20 @@
-"""The known remedies against what a large batch costs, each as the words that `allstep train`
-takes.
+"""Known remedies for the accuracy that a large batch loses, as overrides of `allstep train`.
 
-In braces stands what depends on the batch: `warmup` epochs, and the `linear` and `root` part of the
-peak from which the rate rises, so that a warm-up begins with the rate of the small batch.
+An override is a key=value argument. Values that depend on the batch are in braces: `warmup` is the
+epochs of warm-up; `linear` and `root` are the fractions of the peak learning rate at which the
+warm-up starts, so that it starts with the learning rate of the small batch.
 
-| Remedy | |
+| Remedy | Learning rate (lr) and further changes |
 |---|---|
-| plain | none: the small batch's rate, no warm-up |
-| linear | the rate in proportion to the batch (Krizhevsky 2014; Goyal et al. 2017) |
-| warmup | and rising to it over the first epochs (Goyal et al. 2017) |
-| root | the rate by the square root of the batch, with warm-up (Krizhevsky 2014; Hoffer et al. 2017) |
+| plain | no remedy: lr of the small batch, no warm-up |
+| linear | lr proportional to the batch (Krizhevsky 2014; Goyal et al. 2017) |
+| warmup | linear, with a warm-up over the first epochs (Goyal et al. 2017) |
+| root | lr by square root of the batch, warm-up (Krizhevsky 2014; Hoffer et al. 2017) |
 | ghost | root, and batch norm over 32 samples at a time (Hoffer et al. 2017) |
-| longer | warmup, and as many updates as the small batch has (regime adaptation, Hoffer et al. 2017): more epochs |
-| lars | layer-wise rates (You et al. 2017), square-root rule, warm-up |
-| larc | the same, clipped at the rate |
-| lamb | layer-wise rates on Adam (You et al. 2019), square-root rule, warm-up |
+| longer | warmup, and epochs for as many updates as the small batch has (Hoffer et al. 2017) |
+| lars | layer-wise lr (You et al. 2017), square-root rule, warm-up |
+| larc | layer-wise lr, clipped at the global lr; linear rule, warm-up |
+| lamb | layer-wise lr on Adam (You et al. 2019), square-root rule, warm-up |
 """
 
 import math
@@ -22,16 +22,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from allstep.errors import ConfigError, did_you_mean
 
-Words = tuple[str, ...]
+Overrides = tuple[str, ...]
 
-_NO_WARM_UP: Words = ("schedule.warmup=0", "schedule.warmup_kind=none")
-_LINEAR: Words = ("optimizer.scaling=linear",)
-_RISING: Words = (
+_NO_WARM_UP: Overrides = ("schedule.warmup=0", "schedule.warmup_kind=none")
+_LINEAR: Overrides = ("optimizer.scaling=linear",)
+_RISING: Overrides = (
     "schedule.warmup={warmup}",
     "schedule.warmup_kind=gradual",
     "schedule.warmup_from={linear}",
 )
-_ROOT: Words = (
+_ROOT: Overrides = (
     "optimizer.scaling=square-root",
     "schedule.warmup={warmup}",
     "schedule.warmup_kind=gradual",
@@ -39,9 +39,9 @@ _ROOT: Words = (
 )
 
 _RULES = {"optimizer.scaling=none", *_NO_WARM_UP, *_LINEAR, *_RISING, *_ROOT}
-"""What says no more than how the rate follows the batch."""
+"""Overrides that only change how the learning rate follows the batch."""
 
-REMEDIES: Mapping[str, Words] = {
+REMEDIES: Mapping[str, Overrides] = {
     "plain": ("optimizer.scaling=none", *_NO_WARM_UP),
     "linear": (*_LINEAR, *_NO_WARM_UP),
     "warmup": (*_LINEAR, *_RISING),
@@ -54,27 +54,32 @@ REMEDIES: Mapping[str, Words] = {
 }
 
 LONGEST_WARM_UP = 5.0
-"""Epochs; and at most a sixth of the run."""
+"""Maximum epochs of warm-up, which is also at most a sixth of the run."""
 
 
-def words_for(remedy: Sequence[str], batch: int, base_batch: int, epochs: int) -> Words:
-    """What to say for this batch."""
+def overrides_for(remedy: Sequence[str], batch: int, base_batch: int, epochs: int) -> Overrides:
+    """Return the overrides of `remedy` for this `batch`, with the values in braces filled in.
+
+    `base_batch` is the batch for which the learning rate was found.
+    """
     part = min(1.0, base_batch / batch)
     values = {
         "warmup": f"{min(LONGEST_WARM_UP, epochs / 6):g}",
         "linear": f"{part:.6g}",
         "root": f"{math.sqrt(part):.6g}",
     }
-    if (
-        batch == base_batch and set(remedy) <= _RULES
-    ):  # nothing to scale, nowhere to rise to: one run for all of them
+    # nothing to scale and no warm-up needed: these remedies share the run of plain
+    if batch == base_batch and set(remedy) <= _RULES:
         return REMEDIES["plain"]
-    return tuple(word.format(**values) for word in remedy)
+    return tuple(each.format(**values) for each in remedy)
 
 
-def chosen(names: Iterable[str], own: Iterable[str] = ()) -> dict[str, Words]:
-    """The remedies of these names, and all of `own`: "name:key=value,key=value", where the name of
-    a known one stands for its words."""
+def chosen(names: Iterable[str], own: Iterable[str] = ()) -> dict[str, Overrides]:
+    """Return the remedies with these `names`, and all of `own`, as overrides by name.
+
+    An entry of `own` is "name:key=value,key=value"; the name of a known remedy in this list is
+    replaced by its overrides.
+    """
     mine = dict(_own(text) for text in own)
     known = {**REMEDIES, **mine}
     names = list(dict.fromkeys([*names, *mine]))
@@ -88,18 +93,15 @@ def chosen(names: Iterable[str], own: Iterable[str] = ()) -> dict[str, Words]:
     return {name: known[name] for name in names}
 
 
-def _own(text: str) -> tuple[str, Words]:
+def _own(text: str) -> tuple[str, Overrides]:
     name, _, rest = text.partition(":")
-    parts = [word.strip() for word in rest.split(",") if word.strip()]
-    said = tuple(word for part in parts for word in REMEDIES.get(part, (part,)))
-    if (
-        not name.replace("-", "").replace(".", "").isalnum()
-        or not said
-        or any("=" not in word for word in said)
-    ):
+    parts = [part.strip() for part in rest.split(",") if part.strip()]
+    overrides = tuple(each for part in parts for each in REMEDIES.get(part, (part,)))
+    good_name = name.replace("-", "").replace(".", "").isalnum()
+    if not good_name or not overrides or any("=" not in each for each in overrides):
         raise ConfigError(
             f"--remedy {text!r}: expected name:key=value,key=value, or name:lars,key=value for"
-            " another form of lars; the name of letters, digits, - and ."
+            " another form of lars; a name has letters, digits, - and ."
         )
     if name in REMEDIES:
         raise ConfigError(
@@ -107,9 +109,9 @@ def _own(text: str) -> tuple[str, Words]:
             f" {name}-2"
         )
     try:
-        words_for(said, 1, 1, 1)
+        overrides_for(overrides, 1, 1, 1)
     except (KeyError, ValueError, IndexError):
         raise ConfigError(
-            f"--remedy {text!r}: in braces may stand warmup, linear and root"
+            f"--remedy {text!r}: expected only warmup, linear or root in braces"
         ) from None
-    return name, said
+    return name, overrides

@@ -1,8 +1,7 @@
-"""The study of large batches: how good is a model after the same number of epochs, by batch and
-remedy?
+"""The study of large batches: accuracy after the same number of epochs, by batch and remedy.
 
-cell    a batch with a remedy, "4096/lars"; run with one seed or several
-trial   "4096-lars-seed0"
+cell    a batch with a remedy, such as "4096/lars"; run with one or more seeds
+trial   a cell with one seed, such as "4096-lars-seed0"
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from allstep.errors import ConfigError, cut
-from allstep.study.batch.remedies import Words, words_for
-from allstep.study.one_precision import precision_words
+from allstep.study.batch.remedies import Overrides, overrides_for
+from allstep.study.one_precision import precision_override
 from allstep.study.study import Study, grid
 from allstep.study.train_trial import training
 from allstep.study.trial import Trial
@@ -23,54 +22,54 @@ SET = {
     "seed": "give --seeds",
     **dict.fromkeys(("optimizer.scaling", "schedule.warmup", "schedule.warmup_kind"), _BY_REMEDY),
 }
-"""Keys that the study itself sets, and what to give instead."""
+"""Config keys that the study itself sets, and what to give instead."""
 
 
 @dataclass(frozen=True)
 class BatchGrid:
-    """What is asked."""
+    """The arguments of a batch study."""
 
     recipe: str
     words: tuple[str, ...]
-    """key=value, for every run."""
+    """Overrides (key=value) of every run."""
     base_batch: int
-    """The batch that the recipe's rate was found with."""
+    """The batch for which the recipe's learning rate was found."""
     epochs: int
     goal: float | None
-    """A validation accuracy; the study tells how many updates and seconds each run needs to it."""
-    remedies: Mapping[str, Words]
+    """A validation accuracy; the study reports each run's updates and seconds to it."""
+    remedies: Mapping[str, Overrides]
     seeds: Mapping[str, int]
-    """Number of seeds of each cell."""
+    """Number of seeds by cell."""
     precision: str | None = None
-    """Of every run, where the recipe leaves it to the machine."""
+    """Precision of every run; None if the recipe sets it."""
 
     @property
     def batches(self) -> list[int]:
-        """In rising order."""
+        """The batches in rising order."""
         return sorted({int(cell.partition("/")[0]) for cell in self.seeds})
 
     def trial(self, batch: int, remedy: str, seed: int) -> Trial:
-        """Cells whose words are the same share one."""
-        words = self._words(batch, remedy)
-        name = next(name for name in self.remedies if self._words(batch, name) == words)
+        """Return the trial of a cell and a seed; cells with the same overrides share a trial."""
+        own = self._overrides(batch, remedy)
+        name = next(name for name in self.remedies if self._overrides(batch, name) == own)
         every = ("evaluation.every=0.5",) if self.goal is not None else ()
-        said = (
+        overrides = (
             *every,
             *self.words,
-            *precision_words(self.precision),
+            *precision_override(self.precision),
             f"epochs={self.epochs}",
             f"batch={batch}",
             f"seed={seed}",
-            *words,
+            *own,
         )
         facts = {"batch": batch, "remedy": name, "seed": seed}
-        return training(f"{batch}-{name}-seed{seed}", self.recipe, said, facts)
+        return training(f"{batch}-{name}-seed{seed}", self.recipe, overrides, facts)
 
-    def _words(self, batch: int, remedy: str) -> Words:
-        return words_for(self.remedies[remedy], batch, self.base_batch, self.epochs)
+    def _overrides(self, batch: int, remedy: str) -> Overrides:
+        return overrides_for(self.remedies[remedy], batch, self.base_batch, self.epochs)
 
     def trials(self) -> list[Trial]:
-        """The first seed of all cells before the second of any: a first table is there early."""
+        """Return all trials, the first seed of every cell first, so that a first table is early."""
         found: dict[str, Trial] = {}
         for seed in range(max(self.seeds.values())):
             for cell, num_seeds in self.seeds.items():
@@ -81,14 +80,14 @@ class BatchGrid:
         return list(found.values())
 
     def study(self) -> Study:
-        """For the runner. Cells and seeds may be added to a study that has run."""
+        """Return the study for the runner; cells and seeds may be added to a study that has run."""
         arguments: dict[str, Any] = {
             "study": "batch",
             "recipe": self.recipe,
             "words": list(self.words),
             "epochs": self.epochs,
             "goal": self.goal,
-            "remedies": {name: list(words) for name, words in self.remedies.items()},
+            "remedies": {name: list(each) for name, each in self.remedies.items()},
             "seeds": dict(self.seeds),
         }
         return grid(
@@ -100,27 +99,33 @@ class BatchGrid:
 
 
 _MAX_DIGITS = 9
-# Of one cell: each is a run.
+# of one cell; each seed is a run
 _MAX_SEEDS = 1000
 
 
 def parse_batches(text: str, option: str = "--batches") -> list[int]:
-    """The numbers of a list such as 128,1024,4096, in rising order."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    """Return the numbers of a list such as 128,1024,4096, in rising order.
+
+    Raise ConfigError, with the name of the `option`, for any other text.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
     wrong = [
-        word for word in words if not word.isdecimal() or len(word) > _MAX_DIGITS or int(word) < 1
+        part for part in parts if not part.isdecimal() or len(part) > _MAX_DIGITS or int(part) < 1
     ]
-    if wrong or not words:
+    if wrong or not parts:
         found = cut(repr(wrong[0])) if wrong else "nothing"
         raise ConfigError(f"{option}: expected sizes such as 128,1024,4096, found {found}")
-    return sorted({int(word) for word in words})
+    return sorted({int(part) for part in parts})
 
 
 def parse_seeds(text: str, batches: Sequence[int], names: Sequence[str]) -> dict[str, int]:
-    """Seeds by cell, from "1" or, with exceptions, "1,128=3,4096/plain=3,4096/lars=3"."""
+    """Return the number of seeds by cell.
+
+    `text` is "1" or, with exceptions for a batch or a cell, "1,128=3,4096/plain=3,4096/lars=3".
+    """
     cells = {f"{batch}/{name}": 0 for batch in batches for name in names}
-    first, *exceptions = [word.strip() for word in text.split(",")]
-    for which, number in [("", first), *(_exception(word) for word in exceptions)]:
+    first, *exceptions = [part.strip() for part in text.split(",")]
+    for which, number in [("", first), *(_exception(part) for part in exceptions)]:
         covered = [cell for cell in cells if which in ("", cell, cell.partition("/")[0])]
         if (
             not number.isdecimal()
@@ -141,6 +146,6 @@ def parse_seeds(text: str, batches: Sequence[int], names: Sequence[str]) -> dict
     return cells
 
 
-def _exception(word: str) -> tuple[str, str]:
-    which, _, number = word.partition("=")
+def _exception(text: str) -> tuple[str, str]:
+    which, _, number = text.partition("=")
     return which or "?", number

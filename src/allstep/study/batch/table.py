@@ -1,8 +1,7 @@
-"""What a batch study found: a table for people, the figures behind it for programs.
+"""Results of a batch study: a table for readers, and all figures for programs.
 
-Remedies are compared by their accuracy on the validation part; what is quoted is the accuracy on
-the test set, read once at the end of each run. A cell is the mean over its seeds ± their standard
-deviation.
+Remedies are compared by validation accuracy; the quoted accuracy is the test accuracy, measured
+once at the end of each run. A cell of the table is the mean over its seeds ± their std.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,43 +17,47 @@ from allstep.study.fit import Fit, fit
 from allstep.study.results import RunFigures, figures
 from allstep.study.trial import Results
 
-_NOTHING = 0.001  # of accuracy: seeds differ by more
+# a difference of accuracy below the noise: seeds differ by more
+_NOTHING = 0.001
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A batch with a remedy, and the runs of it that have ended."""
+    """A batch with a remedy, and its runs that have ended."""
 
     batch: int
     remedy: str
     runs: tuple[RunFigures, ...]
 
     def values(self, of: Callable[[RunFigures], float | None]) -> list[float]:
-        """Of the runs that have one."""
+        """Return the values that `of` gives for the runs, without those that are None."""
         return [value for run in self.runs if (value := of(run)) is not None]
 
     @property
     def test(self) -> list[float]:
-        """Accuracies on the test set."""
+        """Test accuracies of the runs."""
         return self.values(lambda run: run.test)
 
     @property
     def validation(self) -> list[float]:
-        """Accuracies on the validation part."""
+        """Validation accuracies of the runs."""
         return self.values(lambda run: run.validation)
 
     @property
     def updates(self) -> list[float]:
-        """To the goal, of the runs that got there."""
+        """Updates to the goal, of the runs that reached it."""
         return self.values(lambda run: run.reached.updates if run.reached else None)
 
     @property
     def seconds(self) -> list[float]:
-        """Of training to the goal, of the runs that got there."""
+        """Seconds of training to the goal, of the runs that reached it."""
         return self.values(lambda run: run.reached.seconds if run.reached else None)
 
     def shown(self, values: Sequence[float], form: str, scale: float = 1.0) -> str:
-        """Mean and spread, and how many runs have no value, and why."""
+        """Return mean and std of `values` as text, with the number of runs without a value and why.
+
+        `form` is a format specification such as ".2f", applied to the values times `scale`.
+        """
         if not self.runs:
             return "-"
         lost = self._lost(len(self.runs) - len(values))
@@ -74,21 +77,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class Choice:
-    """The best remedy for a batch, and what it wins back of what plain loses against the smallest
-    batch."""
+    """The best remedy for a batch, and the test accuracies that show what it recovers."""
 
     batch: int
     remedy: str
     plain: float | None
+    """Test accuracy of plain with this batch; None without a run."""
     best: float
-    """Test accuracies."""
+    """Test accuracy of the best remedy with this batch."""
     baseline: float
-    """Plain at the smallest batch."""
+    """Test accuracy of plain with the smallest batch."""
 
     @property
     def won_back(self) -> float | None:
-        """As a part of what plain loses; None where that is a tenth of a point or less, or plain is
-        not there."""
+        """Fraction that the remedy recovers of the accuracy that plain loses to the baseline.
+
+        None if plain has no run or loses a tenth of a percentage point or less.
+        """
         if self.plain is None or self.baseline - self.plain <= _NOTHING:
             return None
         return (self.best - self.plain) / (self.baseline - self.plain)
@@ -96,13 +101,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class BatchTable:
-    """All cells."""
+    """All cells of a batch study."""
 
     grid: BatchGrid
     results: Results
 
     @cached_property
     def cells(self) -> dict[tuple[int, str], Cell]:
+        """Cells by batch and remedy."""
         found = {}
         for key, num_seeds in self.grid.seeds.items():
             batch, remedy = int(key.partition("/")[0]), key.partition("/")[2]
@@ -113,7 +119,7 @@ class BatchTable:
         return found
 
     def choices(self) -> list[Choice]:
-        """For each batch, by validation accuracy; none without the baseline."""
+        """Return the best remedy of each batch by validation accuracy; [] without a baseline."""
         baseline = self.cells.get((self.grid.batches[0], "plain"))
         if baseline is None or not baseline.test:
             return []
@@ -124,10 +130,10 @@ class BatchTable:
         ]
 
     def _best(self, batch: int) -> Cell | None:
-        """By the seeds that all remedies of the batch have run: a mean of three is not held against
-        the luck of one.
+        """Return the cell of the best remedy for `batch`.
 
-        A run that diverged is no run to choose: its remedy is out.
+        Only seeds that all remedies of the batch have run count, so that a mean over three seeds is
+        not compared with one lucky seed. A remedy with a run that diverged is excluded.
         """
         whole = [
             cell
@@ -144,19 +150,19 @@ class BatchTable:
         return fmean(cell.test) if cell and cell.test else None
 
     def fit(self, remedy: str) -> Fit | None:
-        """Of the updates to the goal, over the batches where all runs of the remedy got there."""
+        """Fit the updates to the goal over the batches at which all runs of `remedy` reached it."""
         cells = [cell for cell in self.cells.values() if cell.remedy == remedy and cell.updates]
         whole = [cell for cell in cells if len(cell.updates) == len(cell.runs)]
         return fit([cell.batch for cell in whole], [fmean(cell.updates) for cell in whole])
 
     def draw(self, file: Path) -> None:
-        """Accuracy, updates and time against the batch."""
+        """Write the plots of accuracy, updates and time by batch to `file`."""
         from allstep.study.batch.plots import draw
 
         draw(self, file)
 
     def as_json(self) -> dict[str, Any]:
-        """Every single figure."""
+        """Return all figures as JSON values."""
         return {
             "cells": [asdict(cell) for cell in self.cells.values()],
             "choices": [
@@ -170,18 +176,18 @@ class BatchTable:
         }
 
     def markdown(self) -> str:
-        """The whole page."""
+        """Return the whole page."""
         parts = [
             f"# {self.grid.recipe}: accuracy by batch and remedy",
             (
-                f"Test accuracy in % after {self.grid.epochs} epochs; mean ± standard deviation"
+                f"Test accuracy in % after {self.grid.epochs} epochs; mean ± std"
                 " over seeds, where there are several."
             ),
             self._by_batch(lambda cell: cell.shown(cell.test, ".2f", 100)),
-            "The same on the validation part, by which remedies, and their rates, are chosen:",
+            "Validation accuracy, by which remedies and their learning rates are chosen:",
             self._by_batch(lambda cell: cell.shown(cell.validation, ".2f", 100)),
-            *self._choices_in_words(),
-            *(self._goal_in_words(self.grid.goal) if self.grid.goal is not None else ()),
+            *self._choices_section(),
+            *(self._goal_sections(self.grid.goal) if self.grid.goal is not None else ()),
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -194,7 +200,7 @@ class BatchTable:
         ]
         return table(["batch", *names], rows)
 
-    def _choices_in_words(self) -> list[str]:
+    def _choices_section(self) -> list[str]:
         choices = self.choices()
         if not choices:
             return []
@@ -210,13 +216,13 @@ class BatchTable:
             for choice in choices
         ]
         head = ["batch", "best remedy", "test accuracy", "plain loses", "it loses", "won back"]
-        said = (
+        summary = (
             "The best remedy by validation accuracy. Points lost against plain at batch"
             f" {self.grid.batches[0]}."
         )
-        return ["## Best remedy", said, table(head, rows)]
+        return ["## Best remedy", summary, table(head, rows)]
 
-    def _goal_in_words(self, goal: float) -> list[str]:
+    def _goal_sections(self, goal: float) -> list[str]:
         fits = [
             (name, found) for name in self.grid.remedies if (found := self.fit(name)) is not None
         ]

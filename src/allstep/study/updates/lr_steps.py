@@ -1,7 +1,9 @@
-"""Which rate to try next, when each try costs a run: up and down from a first one by a factor,
-until both neighbours of the best are worse.
+"""Search for the best learning rate when each try costs a run.
 
-    rate = first * FACTOR ** k
+The search goes up and down from a first learning rate by a factor, until both neighbors of the best
+one are worse:
+
+    lr = first * FACTOR ** k
 
 A score is what the run cost (updates to the goal: lower is better), infinite where the goal was not
 reached.
@@ -14,9 +16,10 @@ FACTOR = 2.0
 
 
 def next_step(scores: Mapping[int, float], most: int, too_high: int | None = None) -> int | None:
-    """The k to try next, given the scores by k; None when it is found, or `most` have been tried.
+    """Return the k to try next; None if the best is found, or `most` of them have been tried.
 
-    too_high: the lowest k whose run diverged; nothing is tried from there on.
+    `scores` has the score of each k tried so far. `too_high` is the lowest k whose run diverged;
+    neither it nor a larger k is tried again.
     """
     if not scores:
         return 0
@@ -28,10 +31,10 @@ def next_step(scores: Mapping[int, float], most: int, too_high: int | None = Non
 
 
 def _outwards(most: int) -> list[int]:
-    """Without any success one cannot know the direction: too slow and too fast may look alike."""
+    """Return 1, -1, 2, -2, ...: without a success the direction to search is unknown."""
     return [sign * k for k in range(1, most + 1) for sign in (1, -1)]
 
 
 def rate(first: float, k: int) -> float:
-    """To three digits, so that it can be read and said again."""
+    """Return the k-th learning rate, rounded to three digits to be easy to read and type."""
     return float(f"{first * FACTOR**k:.3g}")

@@ -1,4 +1,4 @@
-"""The image of updates to a goal against the batch, beside the published shape."""
+"""Plot of the updates to a goal by batch, next to the published shape."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,21 +12,24 @@ if TYPE_CHECKING:
 
 
 def draw(table: "UpdatesTable", file: Path) -> None:
-    """Left what was counted; right, where something was published about the data, both curves: only
-    their shapes can be compared."""
-    from matplotlib.figure import Figure  # takes a while to import
+    """Write the plot to `file`: left our updates; right, if there are any, the published ones too.
+
+    The right panel is relative to one batch because only the shapes can be compared.
+    """
+    # imported here because the import is slow
+    from matplotlib.figure import Figure
 
     panels = 2 if table.published else 1
     figure = Figure(figsize=(5.5 * panels, 4.5), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
     _draw_counted(axes[0], table)
     if table.published:
-        _draw_beside(axes[1], table, table.published)
+        _draw_comparison(axes[1], table, table.published)
     save_figure(figure, file)
 
 
 def _draw_counted(axes: Any, table: "UpdatesTable") -> None:
-    """Every rate as a small point, the best ones large, and the fit."""
+    """Draw a small point for every learning rate, large ones for the best, and the fit."""
     ours = table.points()
     tried = [
         (row.batch, run.reached.updates)
@@ -34,8 +37,10 @@ def _draw_counted(axes: Any, table: "UpdatesTable") -> None:
         for _, run in row.tried
         if run.reached
     ]
-    axes.plot([x for x, _ in tried], [y for _, y in tried], ".", color="0.6", label="other rates")
-    axes.plot(list(ours), list(ours.values()), "o", color="C0", label="best rate")
+    axes.plot(
+        [x for x, _ in tried], [y for _, y in tried], ".", color="0.6", label="other learning rates"
+    )
+    axes.plot(list(ours), list(ours.values()), "o", color="C0", label="best learning rate")
     if (found := table.fit()) is not None:
         low, high = min(ours), max(ours)
         xs = [low * (high / low) ** (i / 60) for i in range(61)]
@@ -45,8 +50,8 @@ def _draw_counted(axes: Any, table: "UpdatesTable") -> None:
     _finish(axes, table.search.batches)
 
 
-def _draw_beside(axes: Any, table: "UpdatesTable", published: "Published") -> None:
-    """Both through 1 at a batch that both have."""
+def _draw_comparison(axes: Any, table: "UpdatesTable", published: "Published") -> None:
+    """Draw our and the published updates, both relative to those of a batch that both have."""
     ours = table.points()
     common = [batch for batch in sorted(ours) if batch in published.points]
     if common:

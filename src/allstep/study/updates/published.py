@@ -1,7 +1,8 @@
-"""Published points that our curves are drawn beside, as a shape: other models, other goals, far more
-tuning.
+"""Published updates to a goal by batch, for comparison with ours.
 
-Updates to a validation error by batch, the best of 100 tuned trials for each, Nesterov momentum:
+Only the shapes of the curves compare: these have other models, other goals and far more tuning. The
+points are updates to a validation error, the best of 100 tuned trials for each batch, with Nesterov
+momentum:
 Shallue et al. 2018 (arXiv 1811.03600), read off the figures of the authors' notebook to 5 to 8%.
 """
 
@@ -11,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Published:
-    """Updates by batch, and whose they are."""
+    """Published updates by batch, and their source."""
 
     points: Mapping[int, int]
     source: str
 
     def ratio(self, before: int, after: int) -> float | None:
-        """How many times fewer updates the larger batch needs; None where one of them is not there."""
+        """Return the updates of batch `before` per update of `after`; None if one is missing."""
         if before not in self.points or after not in self.points:
             return None
         return self.points[before] / self.points[after]
@@ -53,4 +54,4 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "cifar10": Published(_CIFAR10, "Shallue et al. 2018: ResNet-8, 30% error, best of 100 trials"),
 }
-"""By the name of the data."""
+"""Published points by name of the dataset."""

@@ -1,4 +1,4 @@
-"""What a study of updates to a goal found, beside what was published."""
+"""Results of a study of updates to a goal, next to published results."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -15,17 +15,19 @@ from allstep.study.updates.study import UpdatesSearch, fewest
 
 @dataclass(frozen=True)
 class Row:
-    """A batch: the best rate and the fewest updates (None: no rate got there), and all that was
-    tried."""
+    """The results of one batch."""
 
     batch: int
     best: tuple[float, int] | None
+    """Best learning rate and its updates to the goal; None if no run reached the goal."""
     tried: tuple[tuple[float, RunFigures], ...]
+    """All learning rates that were tried, with the figures of their runs."""
     before: "Row | None"
+    """Row of the next smaller batch."""
 
     @property
     def ratio(self) -> float | None:
-        """How many times fewer updates than the batch before."""
+        """Updates of the next smaller batch per update of this one; None if one is unknown."""
         if self.best is None or self.before is None or self.before.best is None:
             return None
         return self.before.best[1] / self.best[1]
@@ -33,18 +35,19 @@ class Row:
 
 @dataclass(frozen=True)
 class UpdatesTable:
-    """A row for each batch."""
+    """The results of a study of updates, with a row for each batch."""
 
     search: UpdatesSearch
     results: Results
 
     @property
     def published(self) -> Published | None:
-        """About the same data."""
+        """Published results about the same dataset; None if there are none."""
         return PUBLISHED.get(self.search.data)
 
     @cached_property
     def rows(self) -> list[Row]:
+        """The rows in rising order of the batch."""
         found: list[Row] = []
         for batch in sorted(self.search.batches):
             ended, _ = self.search.chain(batch, self.results)
@@ -53,15 +56,15 @@ class UpdatesTable:
         return found
 
     def points(self) -> dict[int, int]:
-        """Fewest updates by batch, where some rate got there."""
+        """Return the fewest updates by batch, for the batches that reached the goal."""
         return {row.batch: row.best[1] for row in self.rows if row.best is not None}
 
     def fit(self) -> Fit | None:
-        """S = Smin + Emin / B through them."""
+        """Fit S = Smin + Emin / B to the points."""
         return fit(list(self.points()), list(self.points().values()))
 
     def as_json(self) -> dict[str, Any]:
-        """Every single figure."""
+        """Return all figures as JSON values."""
         found = self.fit()
         return {
             "rows": [
@@ -79,22 +82,23 @@ class UpdatesTable:
         }
 
     def markdown(self) -> str:
-        """The whole page."""
-        beside = ["published", "times fewer"] if self.published else []
-        head = ["batch", "updates", "samples", "best rate", "times fewer", *beside, "rates tried"]
+        """Return the whole page."""
+        theirs = ["published", "times fewer"] if self.published else []
+        head = ["batch", "updates", "samples", "best lr", "times fewer", *theirs, "lr tried"]
         parts = [
             (
                 f"# {self.search.recipe}: updates to {self.search.goal:.0%} validation accuracy by"
                 " batch"
             ),
-            f"The best of at most {self.search.num_rates} constant rates for each batch, one seed.",
+            f"For each batch the best of up to {self.search.num_rates} constant learning rates, one"
+            " seed.",
             table(head, [_cells(row, self.published) for row in self.rows]),
-            *self._fit_in_words(),
-            *([f"Published, as a shape: {self.published.source}."] if self.published else []),
+            *self._fit_line(),
+            *([f"Published, only the shape: {self.published.source}."] if self.published else []),
         ]
         return "\n\n".join(parts) + "\n"
 
-    def _fit_in_words(self) -> list[str]:
+    def _fit_line(self) -> list[str]:
         found = self.fit()
         if found is None:
             return []
@@ -105,7 +109,7 @@ class UpdatesTable:
         ]
 
     def draw(self, file: Path) -> None:
-        """Updates against the batch, and the same relative to one batch beside the published shape."""
+        """Write the plot of updates by batch, and next to it the published shape, to `file`."""
         from allstep.study.updates.plot import draw
 
         draw(self, file)
@@ -123,15 +127,15 @@ def _cells(row: Row, published: Published | None) -> list[str]:
     )
     samples = str(row.best[1] * row.batch) if row.best else "-"
     tried = ", ".join(f"{lr:g}: {_how_it_ended(run)}" for lr, run in row.tried)
-    beside = []
+    theirs = []
     if published:
         ratio = published.ratio(row.before.batch, row.batch) if row.before else None
-        beside = [str(published.points.get(row.batch, "-")), _times(ratio)]
-    return [str(row.batch), updates, samples, rate, _times(row.ratio), *beside, tried]
+        theirs = [str(published.points.get(row.batch, "-")), _times(ratio)]
+    return [str(row.batch), updates, samples, rate, _times(row.ratio), *theirs, tried]
 
 
 def _how_it_ended(run: RunFigures) -> str:
-    """The updates to the goal, or why there are none."""
+    """Return the updates to the goal, or why there are none."""
     if run.reached:
         return str(run.reached.updates)
     return "not reached" if run.status == "done" else run.status
