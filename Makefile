@@ -33,6 +33,7 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/changelog check
+	$(BIN)/python tools/check-words
 
 bench: install
 	$(BIN)/allstep bench launch

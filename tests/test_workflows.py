@@ -17,7 +17,6 @@ WORKFLOWS = {path.stem: path for path in sorted((ROOT / ".github" / "workflows")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = {
     *re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE),
-    "quick",  # another change adds it
 }
 
 

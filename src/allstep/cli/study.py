@@ -141,16 +141,16 @@ def batch(
     from allstep.study.batch.remedies import chosen
     from allstep.study.batch.study import SET, BatchGrid, parse_batches, parse_seeds
     from allstep.study.batch.table import BatchTable
-    from allstep.study.train_trial import check_data, found, refuse_words
+    from allstep.study.train_trial import check_data, found, refuse_overrides
 
     recipe, overrides = _split(arguments, trust)
-    refuse_words(overrides, SET)
+    refuse_overrides(overrides, SET)
     config, named = found(recipe, overrides, data)
     tried = chosen([name.strip() for name in remedies.split(",") if name.strip()], remedy or [])
     sizes = parse_batches(batches)
     asked = BatchGrid(
         recipe=recipe,
-        words=(*named, *overrides),
+        overrides=(*named, *overrides),
         base_batch=config.optimizer.base_batch,
         epochs=epochs or config.epochs,
         goal=goal,
@@ -187,17 +187,17 @@ def updates(
     """
     from allstep.study import StudyFolder
     from allstep.study.batch.study import parse_batches
-    from allstep.study.train_trial import check_data, found, refuse_words
+    from allstep.study.train_trial import check_data, found, refuse_overrides
     from allstep.study.updates.study import SET, UpdatesSearch
     from allstep.study.updates.table import UpdatesTable
 
     recipe, overrides = _split(arguments, trust)
-    refuse_words(overrides, SET)
+    refuse_overrides(overrides, SET)
     config, named = found(recipe, overrides, data)
     sizes = parse_batches(batches)
     asked = UpdatesSearch(
         recipe=recipe,
-        words=(*named, *overrides),
+        overrides=(*named, *overrides),
         lr=config.optimizer.lr,
         base_batch=config.optimizer.base_batch,
         batches=tuple(sizes),

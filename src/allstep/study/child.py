@@ -1,4 +1,4 @@
-"""The runner's handle of a trial's process; `allstep.process.supervisor` is the counterpart in it."""
+"""The runner's handle of a trial's process; `allstep.process.supervisor` is its other end."""
 
 import subprocess
 import time
@@ -29,7 +29,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C at the terminal must reach only the runner, which then closes the supervisor's pipe
+                # Ctrl-C at the terminal must reach only the runner, which then closes the pipe.
                 start_new_session=True,
                 env={**env, **_ONE_CORE},
             )
@@ -49,7 +49,7 @@ class Child:
         return self._process.poll()
 
     def let_go(self) -> None:
-        """Close the supervisor's pipe, so that it kills the command and every process that it started."""
+        """Close the supervisor's pipe: it kills the command and every process that it started."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 

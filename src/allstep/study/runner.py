@@ -9,7 +9,8 @@
 Trials that ended in this call or an earlier one are read from the folder and not run again. A trial
 without an end was interrupted: it resumes if its command can, and starts again otherwise. A failed
 trial gets a note with the last lines of its output, and the others continue. When `run` returns or
-raises, also on Ctrl-C, no process is left; if the runner is killed, the supervisors end its processes.
+raises, also on Ctrl-C, no process is left; if the runner is killed, the supervisors end its
+processes.
 """
 
 import os

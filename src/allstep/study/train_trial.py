@@ -76,7 +76,7 @@ def check_data(config: RunConfig, batches: Sequence[int]) -> None:
     check_batch(largest.resolved(1), len(check(Prepared(smallest)).train))
 
 
-def refuse_words(overrides: Sequence[str], own: Mapping[str, str]) -> None:
+def refuse_overrides(overrides: Sequence[str], own: Mapping[str, str]) -> None:
     """Raise ConfigError for a key that the study itself sets in each run: it would have no effect.
 
     `own` has what to give instead, by key.

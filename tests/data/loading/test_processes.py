@@ -189,7 +189,7 @@ class TestProcesses:
     ) -> None:
         crew = workers.Crew(count, "processes", "as asked")
         recipe = Recipe(Singly(sample_images(8)), noise_transform())
-        made = pipeline.Machinery(recipe, crew, None, ahead, pin=False).layout(share).piece
+        made = pipeline.Machinery(recipe, crew, None, ahead, pin=False).layout(share).chunk_size
         assert made == chunk
         assert made == 1 or (ahead + 1) * -(-share // made) >= (process_workers.DEPTH + 1) * count
 

@@ -25,7 +25,7 @@ def grid(
     names = remedies.split(",")
     return BatchGrid(
         recipe="digits",
-        words=("data.name=digits",),
+        overrides=("data.name=digits",),
         base_batch=64,
         epochs=6,
         goal=0.8,

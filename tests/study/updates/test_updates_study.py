@@ -14,7 +14,7 @@ from allstep.study.updates.table import UpdatesTable
 
 SEARCH = UpdatesSearch(
     recipe="digits",
-    words=("data.name=digits",),
+    overrides=("data.name=digits",),
     lr=0.05,
     base_batch=64,
     batches=(32, 128, 512, 2048),

@@ -103,7 +103,7 @@ def _micro_batch(recipe: Recipe, batch: int, size: int) -> int:
     """
     like = fill.look(recipe.source, np.arange(len(recipe.source)))
     machinery = Machinery(recipe, Crew(size, "processes", "as asked"), like, None, pin=False)
-    return min(machinery.layout(batch).piece, max(1, batch // size))
+    return min(machinery.layout(batch).chunk_size, max(1, batch // size))
 
 
 def speed_of_threads(recipe: Recipe, settings: Settings, seconds: float) -> float:

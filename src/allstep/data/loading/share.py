@@ -34,7 +34,7 @@ class ShareLayout:
     """Height, width and channels of an image; None without a transform."""
     dtype: np.dtype[Any]
     """Type of the pixels."""
-    piece: int
+    chunk_size: int
     """Number of samples of a chunk."""
     like: Sample | None
     """Some good sample: gives shape and dtype of an empty share."""
@@ -60,7 +60,7 @@ class Share:
 
     def __init__(self, recipe: Recipe, layout: ShareLayout, span: Span, samples: Numbers) -> None:
         self.recipe, self.layout, self.span, self.samples = recipe, layout, span, samples
-        size = max(1, layout.piece)
+        size = max(1, layout.chunk_size)
         self.chunks = [
             slice(i, min(i + size, len(samples))) for i in range(0, len(samples), size)
         ] or [slice(0, 0)]

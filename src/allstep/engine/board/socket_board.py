@@ -2,8 +2,8 @@
 
 Rank 0 listens on a free port and puts its addresses into the store, with a new token. Both ends of
 a connection prove that they know the token (`wire.handshake`); a connection that proves nothing
-delays no rank (`wire.acceptor`). The kernel keeps connections alive, so that it ends the connection to
-an unreachable host. An ended connection means a lost rank.
+delays no rank (`wire.acceptor`). The kernel keeps connections alive, so that it ends the connection
+to an unreachable host. An ended connection means a lost rank.
 """
 
 import contextlib

@@ -30,7 +30,7 @@ class BatchGrid:
     """The arguments of a batch study."""
 
     recipe: str
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     """Overrides (key=value) of every run."""
     base_batch: int
     """The batch for which the recipe's learning rate was found."""
@@ -55,7 +55,7 @@ class BatchGrid:
         every = ("evaluation.every=0.5",) if self.goal is not None else ()
         overrides = (
             *every,
-            *self.words,
+            *self.overrides,
             *precision_override(self.precision),
             f"epochs={self.epochs}",
             f"batch={batch}",
@@ -84,7 +84,7 @@ class BatchGrid:
         arguments: dict[str, Any] = {
             "study": "batch",
             "recipe": self.recipe,
-            "words": list(self.words),
+            "words": list(self.overrides),
             "epochs": self.epochs,
             "goal": self.goal,
             "remedies": {name: list(each) for name, each in self.remedies.items()},

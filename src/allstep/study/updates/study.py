@@ -39,7 +39,7 @@ class UpdatesSearch:
     """The arguments of a study of updates."""
 
     recipe: str
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     """Overrides (key=value) of every run."""
     lr: float
     """The recipe's learning rate.
@@ -74,7 +74,7 @@ class UpdatesSearch:
             *(f"evaluation.every={self.every:g}", f"evaluation.stop_at={self.goal:g}"),
         )
         facts = {"batch": batch, "k": k, "lr": lr}
-        return training(f"{batch}-lr{lr:g}", self.recipe, (*self.words, *overrides), facts)
+        return training(f"{batch}-lr{lr:g}", self.recipe, (*self.overrides, *overrides), facts)
 
     def chain(
         self, batch: int, results: Results
@@ -113,7 +113,7 @@ class UpdatesSearch:
         arguments: dict[str, Any] = {
             "study": "updates",
             "recipe": self.recipe,
-            "words": list(self.words),
+            "words": list(self.overrides),
             "batches": list(self.batches),
             "rates": self.num_rates,
             "goal": self.goal,
