@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -103,3 +104,15 @@ def test_what_is_not_explained_is_found() -> None:
     package = SimpleNamespace(__doc__="")
     found = unexplained(package, lambda _: [(f.__name__, f) for f in (silent, explained, half)])
     assert found == ["silent: no docstring", "half: other"]
+
+
+def test_a_text_below_the_last_field_explains_it() -> None:
+    @dataclass
+    class Documented:
+        """A class."""
+
+        patched: int
+        """Explained here."""
+
+    package = SimpleNamespace(__doc__="The docstring of the package.")
+    assert unexplained(package, lambda _: [("Documented", Documented)]) == []
