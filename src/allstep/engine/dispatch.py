@@ -12,11 +12,11 @@ from typing import Any
 from allstep.engine import messages
 from allstep.engine.autotune import Autotune
 from allstep.engine.coordinator import Coordinator
+from allstep.engine.engine_state import EngineState
 from allstep.engine.executor import Executor
 from allstep.engine.notices import Notices
 from allstep.engine.pending import PendingRequests
 from allstep.engine.request import Key, Kind, RequestSpec, decode, numbers
-from allstep.engine.shared_state import EngineState
 from allstep.engine.stop import Stop
 from allstep.engine.stop_reasons import as_comm_error, error_in
 from allstep.errors import CollectiveMismatch

@@ -25,13 +25,13 @@ from allstep.console.escape import escaped
 from allstep.engine.board.board import Board
 from allstep.engine.coordinator import Coordinator
 from allstep.engine.dispatch import Dispatch
+from allstep.engine.engine_state import EngineState
 from allstep.engine.handle import Handle, Sleeper
 from allstep.engine.messages import ASK, pack, unpack
 from allstep.engine.notices import Notices
 from allstep.engine.pending import PendingRequests
 from allstep.engine.request import decode
 from allstep.engine.settings import Settings
-from allstep.engine.shared_state import EngineState
 from allstep.engine.stop import Stop
 from allstep.errors import PeerLost
 

@@ -28,6 +28,7 @@ from allstep.engine.board.board import Board
 from allstep.engine.coordinator import Coordinator
 from allstep.engine.dispatch import Dispatch
 from allstep.engine.driver import Driver
+from allstep.engine.engine_state import EngineState
 from allstep.engine.executor import Executor
 from allstep.engine.handle import Handle
 from allstep.engine.hooks import Hooks
@@ -35,7 +36,6 @@ from allstep.engine.notices import Notices
 from allstep.engine.pending import PendingRequests
 from allstep.engine.request import EngineStopped, Kind, Request
 from allstep.engine.settings import Settings
-from allstep.engine.shared_state import EngineState
 from allstep.engine.stop import SHUT_DOWN, Stop, shut_down_by
 from allstep.errors import CommError
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from allstep.engine.board.board import Board
+from allstep.engine.engine_state import EngineState
 from allstep.engine.executor import Executor
 from allstep.engine.handle import Handle, Pending
 from allstep.engine.messages import ASK, pack
@@ -26,7 +27,6 @@ from allstep.engine.request import (
     encode,
     full_names,
 )
-from allstep.engine.shared_state import EngineState
 from allstep.engine.stop_reasons import stop_message
 from allstep.errors import CommError
 

@@ -10,11 +10,11 @@ import contextlib
 import time
 
 from allstep.engine.board.board import Board
+from allstep.engine.engine_state import EngineState
 from allstep.engine.executor import Executor
 from allstep.engine.messages import pack
 from allstep.engine.pending import PendingRequests
 from allstep.engine.request import EngineStopped
-from allstep.engine.shared_state import EngineState
 from allstep.engine.stop_reasons import as_comm_error, stop_message
 from allstep.errors import CommError
 
