@@ -176,8 +176,7 @@ class PlainTcp:
                 came = self._from.recv_into(self._landing[:coming])
                 if not came:
                     raise ConnectionError(
-                        f"the host before {self.rank} closed its link, {coming} bytes before the"
-                        " end"
+                        f"the host before {self.rank} closed its link {coming} bytes before the end"
                     )
                 coming -= came
 

@@ -88,7 +88,7 @@ class Result:
 
     def plot(self, file: Path) -> None:
         """Plot bars of the medians, with a line from the fastest time to the slowest."""
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # slow to import
 
         figure = Figure(figsize=(8, 0.6 * len(self.rows) + 1.2), layout="constrained")
         axes = figure.subplots()

@@ -173,7 +173,7 @@ class CommResult:
 
         Each contender is a line.
         """
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # slow to import
 
         numbers = sorted({row.num_ranks for row in self.rows})
         figure = Figure(figsize=(6 * len(numbers), 4.5), layout="constrained")

@@ -185,7 +185,7 @@ class DataResult:
 
     def plot(self, file: Path) -> None:
         """Plot bars of the speeds, with a line from the slowest turn to the fastest."""
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # slow to import
 
         figure = Figure(figsize=(8, 0.5 * len(self.rows) + 1.4), layout="constrained")
         axes = figure.subplots()

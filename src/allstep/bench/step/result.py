@@ -176,7 +176,7 @@ class StepResult:
 
         A red mark shows the target.
         """
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # slow to import
 
         size = (8, 0.6 * len(self.rows) + 1.4)
         figure = Figure(figsize=size, layout="constrained")

@@ -38,8 +38,7 @@ class Normalize:
             raise ConfigError(f"the std of Normalize must be above 0, not {self.std}")
         if len(self.mean) != len(self.std):
             raise ConfigError(
-                f"Normalize has {len(self.mean)} means but {len(self.std)} stds; give the same"
-                " number"
+                f"Normalize has {len(self.mean)} means but {len(self.std)} stds; give equally many"
             )
 
     def __call__(
