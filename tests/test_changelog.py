@@ -17,7 +17,7 @@ def changelog(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(processes: None, tmp_path: Path) -> Path:
     """A folder with the tool, its settings, a changelog and no fragments."""
     for name in ("tools/changelog", "pyproject.toml", "changelog/README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -32,6 +32,7 @@ def section(project: Path) -> str:
     return (project / "CHANGELOG.md").read_text().partition("notes start -->\n")[2]
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_fragments_here_are_right() -> None:
     result = changelog(ROOT, "check")
     assert (result.returncode, result.stderr) == (0, "")

@@ -60,6 +60,17 @@ def test_a_unit_test_that_sleeps_fails(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*1x time.sleep (0.001 s)*"])
 
 
+def test_a_unit_test_that_imports_a_peer_fails(pytester: pytest.Pytester) -> None:
+    source = """
+    import sys
+    def test_it(): sys.audit("import", "webdataset", None, None, None, None)
+    def test_other(): sys.audit("import", "some_module", None, None, None, None)
+    """
+    result = run(pytester, source)
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*1x import (webdataset)*peers*"])
+
+
 def test_spawned_workers_are_processes(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

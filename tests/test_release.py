@@ -52,7 +52,7 @@ def commit(repository: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with the tracked files, a fragment, and a released version 0.1.0."""
     if not (ROOT / ".git").exists():
         pytest.skip("the tests run outside of a git repository")

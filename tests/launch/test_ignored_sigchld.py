@@ -15,6 +15,8 @@ import allstep
 from allstep.process.family import keep_exit_codes
 from support.allstep_command import ALLSTEP, run
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 # `allstep` in a process that was executed with SIGCHLD ignored.
 PREFIX = [
     sys.executable,

@@ -13,6 +13,8 @@ from allstep.process.family import descendants
 from support.allstep_command import start
 from support.ranks import clean_environment, wait_until
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 SH = ["sh", "-c"]
 
 

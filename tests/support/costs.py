@@ -12,8 +12,9 @@ be forgotten; a test that uses several has the first mark of the table. The fixt
 test asks for one with `@pytest.mark.usefixtures("processes")`, a module with `pytestmark`, a
 fixture by an argument.
 
-During set-up and call of a unit test, an audit hook records processes that start, and `time.sleep`
-is replaced by a function that records the call: Python has an audit event for it only since 3.13.
+During set-up and call of a unit test, an audit hook records processes that start and peers that
+are imported, and `time.sleep` is replaced by a function that records the call: Python has an audit
+event for it only since 3.13.
 Whatever was recorded fails the test. All threads count that were started during the test, and the
 test's own; threads that were there before do not, since a library may have started them. Tear-down
 is not watched: the fixtures of a whole module end after its last test, whatever its mark.
@@ -48,6 +49,15 @@ STARTS = {
     "os.exec",
     "os.system",
 }
+PEERS = {
+    "accelerate",
+    "playwright",
+    "pytorch_lightning",
+    "pytorch_optimizer",
+    "tensorflow",
+    "webdataset",
+}
+"""Libraries that tests compare with: importing one takes seconds."""
 SPAWN = "multiprocessing.spawn"
 SLEEP = "time.sleep"
 
@@ -71,7 +81,9 @@ _watch: Watch | None = None
 
 
 def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in STARTS and _watch is not None:
+    if _watch is None:
+        return
+    if event in STARTS or (event == "import" and arguments[0] in PEERS):
         _watch.see(event, arguments[0] if arguments else "")
 
 
@@ -115,9 +127,10 @@ def mark_of(fixtures: set[str]) -> str:
 def complaint(found: list[str]) -> str:
     listed = ", ".join(f"{number}x {event}" for event, number in Counter(found).items())
     return (
-        f"a unit test starts no process and does not sleep, but this one did: {listed}. "
+        "a unit test starts no process, does not sleep and imports no peer, but this one did: "
+        f"{listed}. "
         'Wait for an event instead, or add @pytest.mark.usefixtures("processes"), '
-        "which gives it the mark `ranks`"
+        'which gives it the mark `ranks` (for another program or library: "peers")'
     )
 
 

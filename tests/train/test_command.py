@@ -1,6 +1,7 @@
 """`allstep train` on the command line."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,21 +43,19 @@ def test_a_run(tmp_path: Path) -> None:
     assert read_config(str(folder / "config.yaml")).epochs == 4
 
 
-@pytest.mark.usefixtures("processes")
-def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def finished(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of one epoch, whose name looks like a key, to be copied."""
+    folder = tmp_path_factory.mktemp("finished")
+    arguments = ("--strict", "--workers", "1", "--out", "lr=0.1")
+    done = allstep("digits", "epochs=1", "batch_per_worker=40", *arguments, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "lr=0.1"
+
+
+def test_the_written_config_repeats_the_run(finished: Path, tmp_path: Path) -> None:
     arguments = ("--workers", "1")
-    assert (
-        allstep(
-            "digits",
-            "epochs=1",
-            "batch_per_worker=40",
-            "--out",
-            "first",
-            *arguments,
-            folder=tmp_path,
-        ).returncode
-        == 0
-    )
+    shutil.copytree(finished, tmp_path / "first")
     again = allstep("first/config.yaml", "--out", "second", *arguments, folder=tmp_path)
     assert again.returncode == 0, again.stderr
     first, second = (
@@ -65,12 +64,10 @@ def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
     assert first["loss"] == second["loss"]
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_run_resumes_with_what_is_asked_for_now(tmp_path: Path) -> None:
+def test_a_run_resumes_with_what_is_asked_for_now(finished: Path, tmp_path: Path) -> None:
     """Its record was lost, and its name looks like a key; `--strict` is kept with it."""
-    out, arguments = tmp_path / "lr=0.1", ("--strict", "--workers", "1", "--out", "lr=0.1")
-    done = allstep("digits", "epochs=1", *arguments, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    out = tmp_path / finished.name
+    shutil.copytree(finished, out)
     assert read_config(str(out / "config.yaml")).data.strict
     (out / "run.jsonl").unlink()
     done = allstep(

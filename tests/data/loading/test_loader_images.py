@@ -143,6 +143,7 @@ class TestRealTransforms:
         encoded = [cv2.imencode(".jpg", image)[1].tobytes() for image in smooth]
         return Jpegs(sample_images(n))
 
+    @pytest.mark.usefixtures("processes")
     @pytest.mark.parametrize("kind", ["threads", "processes"])
     def test_jpegs(self, kind: Any) -> None:
         source = self.jpegs(30)

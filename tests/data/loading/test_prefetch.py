@@ -33,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class TestEnds:
+    @pytest.mark.usefixtures("processes")
     @BOTH
     def test_a_break_an_exception_and_a_forgotten_iterator_end_all_threads(self, kind: str) -> None:
         ours = loader(n=400, kind=kind)
@@ -65,6 +66,7 @@ class TestEnds:
         gc.collect()
         assert our_threads() == []
 
+    @pytest.mark.usefixtures("processes")
     def test_an_iterator_that_is_open_at_the_end_of_the_program(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(
@@ -89,6 +91,7 @@ class TestEnds:
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
+    @pytest.mark.usefixtures("processes")
     def test_a_fork_gets_an_error_and_may_start_a_new_loop(self) -> None:
         ours = loader(n=400)
         batches = iter(ours)
@@ -101,6 +104,7 @@ class TestEnds:
         assert next(batches).position == 10
         del batches
 
+    @pytest.mark.usefixtures("processes")
     @BOTH
     def test_it_does_not_grow(self, kind: str) -> None:
         ours = loader(n=30, kind=kind)
@@ -176,6 +180,7 @@ class TestBackPressure:
             if number == 20:
                 break
 
+    @pytest.mark.usefixtures("processes")
     def test_work_continues_while_the_caller_does_something_else(self) -> None:
         source = Counting(sample_images(1000))
         batches = iter(

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class TestProcesses:
+    @pytest.mark.usefixtures("processes")
     @pytest.mark.parametrize("source", [Arrays, Singly])
     def test_they_make_the_same_images(self, source: type[Arrays]) -> None:
         """Two ranks, some samples bad. Reference: one rank, no workers."""
@@ -53,6 +54,7 @@ class TestProcesses:
         ]
         assert all(1 <= each.num_bad <= 3 for each in ranks)
 
+    @pytest.mark.usefixtures("processes")
     def test_the_batch_operations_of_a_transform_are_applied(self) -> None:
         """Its random numbers are drawn in this process, not in the workers.
 
@@ -68,6 +70,7 @@ class TestProcesses:
             assert torch.equal(found.target, expected.target)
             assert found.target.shape == (found.weight, 60)
 
+    @pytest.mark.usefixtures("processes")
     def test_they_stay_over_epochs_and_batch_sizes_and_end_with_the_loader(self) -> None:
         ours = loader(kind="processes")
         list(ours)
@@ -80,6 +83,7 @@ class TestProcesses:
         del ours
         assert children() == []
 
+    @pytest.mark.usefixtures("processes")
     def test_one_that_is_killed_is_an_error_and_the_next_epoch_has_a_new_one(self) -> None:
         ours = loader(n=2000, kind="processes")
         batches = iter(ours)
@@ -94,6 +98,7 @@ class TestProcesses:
         assert next(iter(ours)).position == position
         ours.close()
 
+    @pytest.mark.usefixtures("processes")
     def test_a_break_leaves_them_for_the_next_loop(self) -> None:
         ours = loader(n=200, kind="processes")
         for _ in range(5):
@@ -102,6 +107,7 @@ class TestProcesses:
         assert len(children()) == 2
         ours.close()
 
+    @pytest.mark.usefixtures("processes")
     def test_a_loop_inside_a_loop_has_its_own(self) -> None:
         ours = loader(n=40, kind="processes")
         for outer, inner in zip(ours.batches(), ours.batches(), strict=True):
@@ -114,6 +120,7 @@ class TestProcesses:
         assert len(children()) == 4
         ours.close()
 
+    @pytest.mark.usefixtures("processes")
     def test_closing_within_a_loop_is_not_taken_for_a_crash(self) -> None:
         ours = loader(n=2000, kind="processes")
         batches = iter(ours)
@@ -133,6 +140,7 @@ class TestProcesses:
         assert crew._cell.read() == 2000
         crew.close()
 
+    @pytest.mark.usefixtures("processes")
     def test_a_stop_between_two_chunks_is_seen(self) -> None:
         """The loop may end just before a chunk gets its serial number."""
         crew = Processes(Recipe(Singly(sample_images(4)), noise_transform()), 1)
@@ -148,6 +156,7 @@ class TestProcesses:
         assert not link.busy
         crew.close()
 
+    @pytest.mark.usefixtures("processes")
     @pytest.mark.parametrize(("room", "unanswered"), [(1 << 15, 2), (0, 1)])
     def test_it_has_the_next_chunk_before_it_replies_to_the_last(
         self, room: int, unanswered: int, monkeypatch: pytest.MonkeyPatch
@@ -193,6 +202,7 @@ class TestProcesses:
         assert made == chunk
         assert made == 1 or (ahead + 1) * -(-share // made) >= (process_workers.DEPTH + 1) * count
 
+    @pytest.mark.usefixtures("processes")
     def test_they_need_neither_torch_nor_what_downloads_datasets(self) -> None:
         """Each would cost megabytes and tenths of a second in every process."""
         code = (
@@ -204,6 +214,7 @@ class TestProcesses:
         )
         assert found.stdout.strip() == ""
 
+    @pytest.mark.usefixtures("processes")
     def test_one_that_is_stuck_is_ended(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -234,6 +245,7 @@ class TestProcesses:
         until(lambda: not our_threads())
         assert children() == []
 
+    @pytest.mark.usefixtures("processes")
     @pytest.mark.soak
     def test_kill_9_of_the_parent_leaves_no_process_and_no_memory(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
@@ -286,6 +298,7 @@ def _life(pid: int) -> int | None:
 
 
 class TestErrors:
+    @pytest.mark.usefixtures("processes")
     @BOTH
     def test_an_error_comes_in_its_turn_with_the_sample_and_the_traceback(self, kind: str) -> None:
         def fail(image: Pixels) -> Pixels:
@@ -314,6 +327,7 @@ class TestErrors:
         del caught
         ours.close()
 
+    @pytest.mark.usefixtures("processes")
     def test_an_error_that_cannot_be_pickled_is_reported(self) -> None:
         def fail(image: Pixels) -> Pixels:
             class OnlyHereError(Exception):
@@ -327,6 +341,7 @@ class TestErrors:
             next(iter(ours))
         ours.close()
 
+    @pytest.mark.usefixtures("processes")
     def test_a_source_that_cannot_be_opened_over_there(self) -> None:
         ours = Loader(
             Unwilling(sample_images(20)), noise_transform(), batch=10, workers=1, kind="processes"

@@ -19,7 +19,7 @@ from allstep.data.sources.arrays import ArraySource
 from allstep.data.sources.tfrecord.example import decode, encode
 from allstep.data.sources.tfrecord.framing import frame
 from allstep.errors import ConfigError, DataError
-from support.image_folders import CLASSES, encoded
+from support.image_folders import CLASSES, aged, encoded
 from support.packed import NUM, everything, packed, shards
 from support.tfrecord_files import read_records
 
@@ -65,6 +65,7 @@ class TestWhatIsInIt:
         assert shards(tmp_path / "1") == shards(tmp_path / "3")
 
     # Importing TensorFlow takes 5 s, and longer on a busy machine.
+    @pytest.mark.usefixtures("peers")
     @pytest.mark.timeout(300)
     def test_tensorflow_reads_it(self, folder: Path, tmp_path: Path) -> None:
         packed(folder, tmp_path / "out", shard_samples=10)
@@ -83,6 +84,7 @@ class TestWhatIsInIt:
         assert found == [(p.read_bytes(), CLASSES.index(p.parent.name), p.name) for p in files]
 
     # webdataset imports torch.
+    @pytest.mark.usefixtures("peers")
     @pytest.mark.timeout(300)
     def test_webdataset_reads_it(self, folder: Path, tmp_path: Path) -> None:
         tars = pytest.importorskip("webdataset.tariterators")
@@ -160,7 +162,7 @@ class TestImages:
         for name, sides in (("small", (70, 100)), ("large", (360, 640))):
             (tmp_path / "photos" / name).mkdir(parents=True)
             (tmp_path / "photos" / name / "a.jpg").write_bytes(encoded(7, *sides))
-        packed(tmp_path / "photos", tmp_path / "out", max_side=100)
+        packed(aged(tmp_path / "photos"), tmp_path / "out", max_side=100)
         there = open_source(str(tmp_path / "out"))
         assert bytes(there.read(1).data) == encoded(7, 70, 100)
         smaller = Image.open(io.BytesIO(there.read(0).data))
@@ -246,7 +248,7 @@ class TestBadSamples:
         (tmp_path / "photos" / "cat").mkdir(parents=True)
         (tmp_path / "photos" / "cat" / "a.jpg").write_bytes(b"no")
         with pytest.raises(DataError, match="none of 1 samples tried can be packed"):
-            packed(tmp_path / "photos", tmp_path / "out")
+            packed(aged(tmp_path / "photos"), tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
 

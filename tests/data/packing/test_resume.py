@@ -41,6 +41,7 @@ pack(open_source(folder), folder, Path(target), options, jobs=1, progress=die)
 
 
 class TestStopped:
+    @pytest.mark.usefixtures("processes")
     @pytest.mark.soak(1)
     @pytest.mark.parametrize(
         "when", [-1, *range(1, NUM + 1)] if os.environ.get("ALLSTEP_SOAK") else [-1, 3, 17]
@@ -111,6 +112,7 @@ class TestStopped:
         with pytest.raises(DataError, match=r"holds other files \(thesis.tex\)"):
             packed(folder, tmp_path / "out", overwrite=True)
 
+    @pytest.mark.usefixtures("processes")
     def test_a_full_disk(self, folder: Path, tmp_path: Path) -> None:
         disk = tmp_path / "disk"
         disk.mkdir()
