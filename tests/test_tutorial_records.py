@@ -160,7 +160,9 @@ class TestCommands:
         ) as e:
             opened(tmp_path / "set")
         assert "\n" not in str(e.value)
-        with pytest.raises(DataError, match=r"none can be packed; sample 0 .*bytes but not text"):
+        with pytest.raises(
+            DataError, match=r"none of 8 samples tried can be packed; sample 0 .*bytes but not text"
+        ):
             pack(open_source(tmp_path / "set"), "x", tmp_path / "packed", Options("x"))
 
 

@@ -94,8 +94,8 @@ def test_a_study_shows_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> 
         with shown(lanes=1) as callback:
             callback.state(State({}, {"[/red]a\x1b[2J": 0.5}, 1, None, at_most=False))
             assert isinstance(callback, Lines)
-            callback.say("failed\n    [/b]\x1b[2J\u202e")
-    Lines(1).say("failed\n    [/b]\x1b[2J\u202e")
+            callback.show("failed\n    [/b]\x1b[2J\u202e")
+    Lines(1).show("failed\n    [/b]\x1b[2J\u202e")
     drawn = capsys.readouterr().err
     assert r"[/red]a\x1b[2J" in drawn
     assert drawn.count("failed\n    [/b]\\x1b[2J\\u202e\n") == 2

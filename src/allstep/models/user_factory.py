@@ -212,7 +212,8 @@ def kind_of(value: Any) -> str:
 def _no_module(name: str, module: str) -> ConfigError:
     """Return the error for a module that was not found."""
     return ConfigError(
-        f"model {name}: there is no module {module!r} in {Path.cwd()} nor among what is installed"
+        f"model {name}: there is no module {module!r} in {Path.cwd()} nor among the installed"
+        " packages"
     )
 
 

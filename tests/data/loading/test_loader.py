@@ -239,9 +239,9 @@ class TestOptions:
             ({"batch": 4, "numbers": np.array([100])}, "0 to 99"),
             (
                 {"batch": 4, "numbers": np.arange(100) < 50},
-                r"not a bool array of shape \(100,\); np.flatnonzero",
+                r"found a bool array of shape \(100,\); np.flatnonzero",
             ),
-            ({"batch": 4, "numbers": [1.5, 2.5]}, "not a float64 array"),
+            ({"batch": 4, "numbers": [1.5, 2.5]}, "found a float64 array"),
             ({"batch": 4, "numbers": [[1, 2]]}, r"of shape \(1, 2\)"),
             ({"batch": 32.0}, "batch is a whole number, not 32.0"),
             ({"batch": "32"}, "batch is a whole number, not '32'"),

@@ -48,5 +48,7 @@ def test_choice(label: str, theirs: dict[str, list[str]], expected: str) -> None
     ],
 )
 def test_no_address_can_be_reached(theirs: dict[str, list[str]], listed: str) -> None:
-    with pytest.raises(ConfigError, match=rf"far: .*\({listed}\); --iface names"):
+    with pytest.raises(
+        ConfigError, match=rf"far: .*\({listed}\); set the interface to use with --iface"
+    ):
         choose_address("far", theirs, OURS)

@@ -458,7 +458,7 @@ def test_a_model_of_the_users_that_is_not_here(
     for trust in (False, True):
         with pytest.raises(
             ConfigError,
-            match=r"no module 'their_nets' .* from the folder that the run was trained from",
+            match=r"no module 'their_nets' .* in the folder that the run was trained from",
         ):
             load_run(tmp_path / "run", trust=trust)
     (tmp_path / "their_nets.py").write_text(
