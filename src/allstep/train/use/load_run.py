@@ -250,8 +250,8 @@ def _model(found: Found) -> nn.Module:
         if ":" not in found.config.model.name:
             raise
         raise ConfigError(
-            f"{error}; the model is code of the user: run this command in the folder that the run was"
-            " trained from"
+            f"{error}; the model is code of the user: run this command in the folder that the run"
+            " was trained from"
         ) from error
 
 
