@@ -108,7 +108,7 @@ def test_many_things_wrong_at_once(tmp_path: Path) -> None:
         "\n".join(of_kind(report, "problem")),
         "\n".join(of_kind(report, "warning")),
     )
-    assert "torchrun says RANK=1" in problems and "openmpi says OMPI_COMM_WORLD_RANK=0" in problems
+    assert "torchrun sets RANK=1" in problems and "openmpi sets OMPI_COMM_WORLD_RANK=0" in problems
     assert "ALLSTEP_TIMEOUT='soon'" in problems
     assert "no interface eth77" in problems
     assert "torch cannot be imported: ImportError: libcudart.so.12: not there" in problems
