@@ -194,28 +194,37 @@ def test_under_ddp_without_hvd(ranks: Ranks, backend: str) -> None:
 
 
 def train_with_ddp(backend: str) -> None:
+    """Train in a function of its own, so that DDP is freed before its process group.
+
+    torch frees a group of Gloo that only DDP still holds without releasing the GIL, and waits for
+    a thread of Gloo that may need it.
+    """
+    with joined(backend) as (rank, size):
+        compare_ddp_with_one_process(rank, size)
+
+
+def compare_ddp_with_one_process(rank: int, size: int) -> None:
     """DDP averages the gradients of ranks, which have 2 and 4 samples: the loss of each is weighted
     so that this is the global mean."""
-    with joined(backend) as (rank, size):
-        torch.manual_seed(0)
-        reference = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
-        model = nn.Sequential(nn.Linear(3, 3), SyncBatchNorm(3), nn.Linear(3, 1)).double()
-        model.load_state_dict(reference.state_dict())
-        parallel = DistributedDataParallel(model)
-        optimizers = [
-            torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, reference)
-        ]
-        for number in range(4):
-            batch = whole_batch((), 6) - number
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            (parallel(share(batch, [2, 4], rank)).square().sum() * size / 6).backward()
-            reference(batch).square().mean().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-        torch.testing.assert_close(
-            dict(model.state_dict()), dict(reference.state_dict()), rtol=1e-10, atol=1e-10
-        )
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
+    model = nn.Sequential(nn.Linear(3, 3), SyncBatchNorm(3), nn.Linear(3, 1)).double()
+    model.load_state_dict(reference.state_dict())
+    parallel = DistributedDataParallel(model)
+    optimizers = [
+        torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, reference)
+    ]
+    for number in range(4):
+        batch = whole_batch((), 6) - number
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (parallel(share(batch, [2, 4], rank)).square().sum() * size / 6).backward()
+        reference(batch).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(
+        dict(model.state_dict()), dict(reference.state_dict()), rtol=1e-10, atol=1e-10
+    )
 
 
 def test_a_group_of_some(ranks: Ranks) -> None:
