@@ -36,8 +36,9 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import allstep
 import allstep.torch as hvd
-from allstep.bench.result import Row, document, table_of
+from allstep.bench.result import Row, document
 from allstep.bench.script import parsed, positive, run_as_workers
+from allstep.console.rich_table import figure_columns
 from allstep.models import resnet50
 from allstep.optim import LAMB, LARS, groups
 
@@ -209,14 +210,8 @@ def together(options: argparse.Namespace, rank: int) -> Iterator[Found]:
 def table(found: list[Found]) -> Table:
     one = found[0].workers == 1
     first = "one worker" if one else "two workers, share_weights"
-    made = table_of(
-        first,
-        "ms a step",
-        "min to max",
-        "x foreach" if one else "x as fast",
-        "min to max",
-        "target",
-    )
+    ratio = "x foreach" if one else "x as fast"
+    made = figure_columns([first], ["ms a step", "min to max", ratio, "min to max", "target"])
     for each in found:
         row, ratios = each.row, each.ratios
         name = row.name if one else f"{row.name}: {each.what}"

@@ -42,9 +42,10 @@ from torch import Tensor, nn
 
 import allstep
 import allstep.torch as hvd
-from allstep.bench.result import Row, document, table_of
+from allstep.bench.result import Row, document
 from allstep.bench.script import parsed, positive, run_as_workers
 from allstep.comm.timeline import recorder
+from allstep.console.rich_table import figure_columns
 from allstep.models import resnet18
 from allstep.norm import convert
 from allstep.norm.among import ranks_of
@@ -208,7 +209,7 @@ def findings(both: Mapping[str, Trainee]) -> Findings:
 
 def table_of_parts(found: Findings) -> Table:
     """Return a table of milliseconds per step, and the differences as shares of the plain step."""
-    made = table_of("where a step goes, ms", PLAIN, SYNC, "more", "of the plain step")
+    made = figure_columns(["where a step goes, ms"], [PLAIN, SYNC, "more", "of the plain step"])
     whole = sum(found.parts[PLAIN].values())
     for part in PARTS:
         plain, sync = found.parts[PLAIN][part], found.parts[SYNC][part]
@@ -219,7 +220,7 @@ def table_of_parts(found: Findings) -> Table:
 
 def show(found: Findings, options: argparse.Namespace) -> None:
     console = Console(highlight=False, width=110)
-    made = table_of("a step of ResNet-18", "median ms", "min", "max")
+    made = figure_columns(["a step of ResNet-18"], ["median ms", "min", "max"])
     for name, row in found.rows.items():
         made.add_row(
             name,

@@ -2,6 +2,7 @@
 it can be."""
 
 import json
+import re
 import os
 import subprocess
 import sys
@@ -202,14 +203,19 @@ def facts(report: Report) -> Facts:
 def test_on_a_terminal_it_draws_tables(
     report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
     show(report)
     lines = capsys.readouterr().out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     show(report)
-    tables = capsys.readouterr().out
-    assert "│" in tables and "│" not in lines
+    colored = capsys.readouterr().out
+    tables = re.sub(r"\x1b\[[0-9;]*m", "", colored)
+    assert tables != colored and "\x1b" not in tables + lines
+    longest = [max(map(len, text.splitlines())) for text in (lines, tables)]
+    assert longest[0] > 60 >= longest[1], "a table fits the terminal, plain lines are not wrapped"
+    assert "This machine:" in lines and "This machine\n" in tables
     for text in (lines, tables):
-        assert "affinity mask" in text and "a run should work" in text
+        assert "affinity mask" in " ".join(text.split()) and "a run should work" in text
 
 
 def test_names_are_shown_and_not_obeyed(

@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Column, Table
+from rich.table import Table
 
 from allstep._version import __version__
+from allstep.console.rich_table import figure_columns
 from allstep.errors import ConfigError
 from allstep.machine import allowed_cores
 
@@ -62,9 +62,8 @@ class Result:
 
     def table(self) -> Table:
         """Return the table for the console: seconds, and ratios to the references."""
-        table = Table("", box=box.SIMPLE_HEAD)
-        for head in ("median s", "min", "max", *(f"/{reference}" for reference in self.references)):
-            table.add_column(head, justify="right")
+        ratios_to = [f"/{reference}" for reference in self.references]
+        table = figure_columns([""], ["median s", "min", "max", *ratios_to])
         for row in self.rows:
             ratios = [self.ratio(row, reference) for reference in self.references]
             seconds = [f"{value:.2f}" for value in (row.median, min(row.seconds), max(row.seconds))]
@@ -104,16 +103,6 @@ class Result:
 
 def _distances(row: Row) -> Sequence[float]:
     return row.median - min(row.seconds), max(row.seconds) - row.median
-
-
-def table_of(name: str, *figures: str) -> Table:
-    """Return an empty table: a column for names, which do not wrap, and one per kind of figure."""
-    table = Table(
-        Column(name, no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
-    )
-    for head in figures:
-        table.add_column(head, justify="right")
-    return table
 
 
 def save_plot(figure: "Figure", file: Path) -> None:

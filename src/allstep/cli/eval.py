@@ -124,15 +124,10 @@ def _start(num_workers: int) -> int:
 
 def _show(result: "Reevaluated", *, stderr: bool) -> None:
     """Print the score as a table."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from allstep.console.escape import escaped
+    from allstep.console.rich_table import name_value_table, print_table
 
     score = result.score
     left_out = f" ({result.num_bad} bad ones left out)" if result.num_bad else ""
-    table = Table(box=None, show_header=False, padding=(0, 3, 0, 0), pad_edge=False)
     rows = [
         ("data", result.where),
         ("weights", f"the {result.which} ones, after {result.samples:,} samples"),
@@ -141,9 +136,7 @@ def _show(result: "Reevaluated", *, stderr: bool) -> None:
         ("top-1 accuracy", f"{score.accuracy:.2%}"),
         ("top-5 accuracy", f"{score.top5:.2%}"),
     ]
-    for name, value in rows:
-        table.add_row(name, Text(escaped(value)))
-    Console(stderr=stderr, highlight=False).print(table)
+    print_table(name_value_table(rows), stderr=stderr)
 
 
 def _as_json(asked: "Evaluation", result: "Reevaluated") -> dict[str, object]:

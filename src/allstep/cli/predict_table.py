@@ -7,13 +7,12 @@ For an image that cannot be read, the line has the reason.
 """
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
 from rich.console import Console
 
 from allstep.console.escape import escaped
+from allstep.console.text_table import columns
 
 if TYPE_CHECKING:
     from allstep.train.use.predict import Prediction
@@ -28,20 +27,11 @@ def show(found: "Sequence[Prediction]", *, stderr: bool) -> None:
 
 def lines(found: "Sequence[Prediction]") -> list[str]:
     """Return one line per image, with aligned columns. Reasons do not widen columns."""
-    rows = [[escaped(each.image), *_probabilities(each)] for each in found]
-    widths = [max(map(cell_len, cells)) for cells in zip_longest(*rows, fillvalue="")]
-    for row, each in zip(rows, found, strict=True):
-        if each.problem is not None:
-            row.append(f"cannot be read: {escaped(each.problem)}")
-    return ["   ".join(_padded(row, widths)).rstrip() for row in rows]
+    return list(columns([[escaped(each.image), *_answer(each)] for each in found], gap=3))
 
 
-def _probabilities(prediction: "Prediction") -> list[str]:
-    """Return the classes with their probabilities as text."""
+def _answer(prediction: "Prediction") -> list[str]:
+    """Return the classes with their probabilities as text, or why there are none."""
+    if prediction.problem is not None:
+        return [f"cannot be read: {escaped(prediction.problem)}"]
     return [f"{escaped(name)} {value:.1%}" for name, value in prediction.classes]
-
-
-def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Return the cells filled up to the widths of their columns; a further cell stays as it is."""
-    room = [*widths, 0]
-    return [cell + " " * (room[column] - cell_len(cell)) for column, cell in enumerate(cells)]

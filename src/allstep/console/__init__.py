@@ -1,5 +1,5 @@
 """Text for the terminal: numbers with units, tables, progress bars, escaping of untrusted text.
 
-Uses the standard library, and rich for progress bars; imports only `errors`. Start with
+Uses the standard library, and rich for tables and progress bars; imports only `errors`. Start with
 `quantities`.
 """

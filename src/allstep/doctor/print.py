@@ -3,6 +3,7 @@
 import platform
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from allstep._version import __version__
 from allstep.console.escape import escaped
@@ -12,6 +13,9 @@ from allstep.doctor.host_checks import target_label
 from allstep.doctor.hosts import HostState, Visit
 from allstep.doctor.programs import Program
 from allstep.doctor.report import Report
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Row = tuple[str, str]
 _STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
@@ -40,32 +44,28 @@ def plain(report: Report) -> Iterator[str]:
 
 def _tables(report: Report) -> None:
     """Print the report as tables with colors."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from rich.console import Group
+    from rich.padding import Padding
 
-    console = Console(highlight=False)
+    from allstep.console.rich_table import cell, name_value_table, print_table
+
     for title, rows in sections(report):
-        table = Table(title=title, title_justify="left", show_header=False, min_width=60)
-        table.add_column(style="cyan", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, text in rows:
-            table.add_row(Text(escaped(name)), Text(escaped(text, keep="\n")))
-        console.print(table)
+        print_table(
+            Group(cell(title, "bold"), Padding(name_value_table(rows, keep="\n"), (0, 0, 1, 2)))
+        )
     for finding in report.findings:
-        console.print(_colored(finding))
-    console.print(Text(verdict(report), style="bold green" if report.ok else "bold red"))
+        print_table(_colored(finding))
+    print_table(cell(verdict(report), "bold green" if report.ok else "bold red"))
 
 
-def _colored(finding: Finding) -> "object":
+def _colored(finding: Finding) -> "Text":
     """Return the finding as text with the color of its severity."""
-    from rich.text import Text
+    from allstep.console.rich_table import cell
 
-    text = Text()
-    text.append(f"{finding.severity}: ", style=_STYLES[finding.severity])
-    text.append(escaped(finding.what))
-    text.append(f"\n  -> {escaped(finding.do)}", style="dim")
-    return text
+    severity = cell(f"{finding.severity}: ", _STYLES[finding.severity])
+    return (
+        severity + cell(finding.what) + cell("\n  -> ", "dim", keep="\n") + cell(finding.do, "dim")
+    )
 
 
 def verdict(report: Report) -> str:

@@ -10,10 +10,10 @@ from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Column, Table
+from rich.table import Table
 
 from allstep.bench.result import Missing, Row, absences, document, save_plot
+from allstep.console.rich_table import figure_columns
 from allstep.errors import ConfigError
 
 KB, MB = 1 << 10, 1 << 20
@@ -113,12 +113,9 @@ class CommResult:
 
     def table(self) -> Table:
         """Return the table for the console."""
-        table = Table(
-            "", Column("", no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
-        )
+        speeds = [f"x {reference}" for reference in REFERENCES]
+        table = figure_columns(["", ""], ["median", "min", "max", *speeds])
         table.caption, table.caption_justify = "\n".join(self.unmet()), "left"
-        for head in ("median", "min", "max", *(f"x {reference}" for reference in REFERENCES)):
-            table.add_column(head, justify="right")
         table.add_column("target", no_wrap=True)
         for num_ranks, rows in groupby(self.rows, lambda row: row.num_ranks):
             table.add_row(f"{num_ranks} ranks")

@@ -25,7 +25,8 @@ from rich.console import Group
 from rich.table import Table
 
 from allstep.bench.data.reader import OURS, PACKED, RAW
-from allstep.bench.result import Missing, absences, document, save_plot, table_of
+from allstep.bench.result import Missing, absences, document, save_plot
+from allstep.console.rich_table import figure_columns
 
 STAGES = ("read", "decode", "augment", "collate")
 WHOLE = "one image"
@@ -131,14 +132,14 @@ class DataResult:
         return f"{share:.0%} of {self.num_threads} {kind}{verdict}"
 
     def _speeds(self) -> Table:
-        table = table_of("", "images/s", "min", "max", "first batch s", "MB")
+        table = figure_columns([""], ["images/s", "min", "max", "first batch s", "MB"])
         for row in self.rows:
             figures = [f"{value:,.0f}" for value in (row.speed, min(row.speeds), max(row.speeds))]
             table.add_row(row.name, *figures, f"{row.first:.2f}", f"{row.nbytes / (1 << 20):.0f}")
         return table
 
     def _ratios(self) -> Table:
-        table = table_of("times as fast as", *(row.name for row in self.ours))
+        table = figure_columns(["times as fast as"], [*(row.name for row in self.ours)])
         for row in self.rows:
             if row not in self.ours:
                 table.add_row(row.name, *(self._ratio(ours, row) for ours in self.ours))
@@ -151,7 +152,7 @@ class DataResult:
         return f"{ratio:.2f} ({'met' if ratio >= promise else 'not met'}: {promise:g})"
 
     def _stages(self) -> Table:
-        table = table_of("images/s on one thread", *STAGES, WHOLE)
+        table = figure_columns(["images/s on one thread"], [*STAGES, WHOLE])
         for name, speeds in self.stages.items():
             table.add_row(name, *(f"{speeds[stage]:,.0f}" for stage in (*STAGES, WHOLE)))
         return table

@@ -23,7 +23,8 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from allstep.bench.result import Missing, absences, document, save_plot, table_of
+from allstep.bench.result import Missing, absences, document, save_plot
+from allstep.console.rich_table import figure_columns
 from allstep.errors import ConfigError
 
 ALONE, GLOO, DDP = "independent copies", "DDP on Gloo", "DDP on allstep"
@@ -120,7 +121,7 @@ class StepResult:
         return Group(title, self._speeds(), self._parts())
 
     def _speeds(self) -> Table:
-        table = table_of("", "images/s", "speed", "min", "max", "target", "", "MB/rank")
+        table = figure_columns([""], ["images/s", "speed", "min", "max", "target", "", "MB/rank"])
         for row in self.rows:
             target = self.targets.get(row.name)
             verdict = {True: "met", False: "not met", None: ""}[self.met(row)]
@@ -134,7 +135,7 @@ class StepResult:
         return table
 
     def _parts(self) -> Table:
-        table = table_of("ms of a step", "all", "lost", *PARTS)
+        table = figure_columns(["ms of a step"], ["all", "lost", *PARTS])
         for row in self.rows:
             parts = [row.parts.get(part) for part in PARTS]
             figures = [self.step_seconds(row), self.lost(row), *parts]

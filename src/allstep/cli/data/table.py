@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from allstep.console.escape import escaped
 from allstep.console.quantities import nbytes
+from allstep.console.rich_table import cell, name_value_table, print_table, text_columns
 
 if TYPE_CHECKING:
     from allstep.data.inspect.info import Info, Spread
@@ -24,13 +23,7 @@ _BAR = 30
 def info_table(info: "Info", *, stderr: bool = False) -> None:
     """Print the figures of a dataset, then its classes with a bar for each number of samples."""
     console = Console(stderr=stderr, highlight=False)
-    figures = Table(show_header=False, box=None)
-    figures.add_column()
-    # A long path is wrapped, not cut: without a terminal the width is 80.
-    figures.add_column(overflow="fold")
-    for name, value in _figures(info):
-        figures.add_row(name, _shown(value))
-    console.print(figures)
+    console.print(name_value_table(_figures(info)))
     if info.classes:
         console.print(_classes(info, "#" if console.options.ascii_only else "█"))
 
@@ -69,17 +62,12 @@ def _balance(info: "Info") -> str:
 
 def _classes(info: "Info", block: str) -> Table:
     """Return a table of all classes, or of the largest and smallest ones, with bars of `block`."""
-    table = Table("class", "samples", "", box=None)
+    table = text_columns("class", "samples", "")
     most = max(1, *(count for _, count in info.classes))
     for name, count in _some(info.classes):
         bar = "" if count is None else block * round(count / most * _BAR)
-        table.add_row(_shown(name), "" if count is None else str(count), bar)
+        table.add_row(cell(name), "" if count is None else str(count), bar)
     return table
-
-
-def _shown(text: str) -> Text:
-    """Return a cell without markup; the name of a file or folder may be any bytes."""
-    return Text(escaped(text))
 
 
 def _some(classes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int | None]]:
@@ -95,10 +83,10 @@ def _some(classes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int | None]
 
 def bad_table(bad: "Sequence[BadSample]") -> None:
     """Print the first bad samples with file, byte offset and reason."""
-    table = Table("sample", "file", "byte", "reason", box=None)
+    table = text_columns("sample", "file", "byte", "reason")
     for each in bad[:_BAD_SHOWN]:
-        name = _shown(Path(each.place.file).name)
-        table.add_row(str(each.number), name, str(each.place.offset), _shown(each.reason))
-    Console().print(table)
+        name = cell(Path(each.place.file).name)
+        table.add_row(str(each.number), name, str(each.place.offset), cell(each.reason))
+    print_table(table)
     if len(bad) > _BAD_SHOWN:
         print(f"... and {len(bad) - _BAD_SHOWN} more; --list FILE writes all of them")

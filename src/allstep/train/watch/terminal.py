@@ -23,15 +23,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
-from rich.text import Text
 
 from allstep._version import __version__
 from allstep.console.escape import escaped, print_notice
+from allstep.console.rich_table import name_value_table
 from allstep.train.config.differences import set_by_recipe, set_by_user
 from allstep.train.config.recipes import BASES
 from allstep.train.config.run_config import ResolvedConfig
@@ -120,10 +119,8 @@ class Display(Callback):
 
     def end(self, result: Result) -> None:
         self.close()
-        table = Table(box=box.SIMPLE, show_header=False)
-        for name, value in final_figures(result, self.with_top5):
-            table.add_row(Text(name), Text(escaped(value)))
-        self._write(table)
+        figures = name_value_table(final_figures(result, self.with_top5))
+        self._write(Padding(figures, (1, 2), expand=False))
         self._print(f"look at it: allstep report {shlex.quote(str(result.out))}")
 
     def close(self) -> None:
