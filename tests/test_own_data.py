@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from allstep import runlog
 from allstep.train import read_config
-from allstep.train.config.check import check_config
+from allstep.train.config.check_config import check_config
 from support.ranks import clean_environment
 
 PAGE = (Path(__file__).parent.parent / "docs" / "own-data.md").read_text()

@@ -25,7 +25,7 @@ from allstep.train.input.splits import Splits, open_splits
 from allstep.train.run.loop import train
 from allstep.train.use.evaluate import reevaluate
 from allstep.train.use.predict import find_images, load_run, predict
-from allstep.train.watch.run_record import Record
+from allstep.train.watch.record_callback import Record
 from support.image_folders import image
 from support.tutorial_records import write_labels, write_tutorial
 

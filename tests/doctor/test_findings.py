@@ -2,8 +2,8 @@
 it can be."""
 
 import json
-import re
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace

@@ -25,7 +25,7 @@ from allstep.train.step.step import accumulate_gradients
 from allstep.train.task.classification import Classification
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Result
-from allstep.train.watch.run_record import Record
+from allstep.train.watch.record_callback import Record
 from support.array_sources import Arrays
 from support.ranks import Outcome
 

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import Store
 from allstep import machine
 from allstep.comm.group.init import session
 from allstep.comm.group.joined import Joined
-from allstep.comm.join.store import collect
+from allstep.comm.join.launcher_store import collect
 from allstep.comm.memory.segment import share
 from allstep.comm.memory.wait_flags import spins_for
 from allstep.engine.board.board import Board

@@ -26,8 +26,8 @@ from allstep.optim.parameter_groups import groups, is_exempt
 from allstep.optim.rate import Rate
 from allstep.optim.recipe import RULES, Recipe
 from allstep.optim.sample_noise import noise_variance, sample_weights
-from allstep.optim.scale import Scaled, scale
-from allstep.optim.scaling import (
+from allstep.optim.scaled_recipe import Scaled, scale
+from allstep.optim.scaling_rules import (
     SCALINGS,
     linear_scaling,
     momentum_correction,

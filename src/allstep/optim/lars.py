@@ -15,7 +15,7 @@ w     = w - lr * v                             nesterov: w - lr * (ratio * (g + 
 
 The paper has the learning rate inside the momentum (v = m * v + lr * ratio * ...). At a constant
 learning rate that is the same; when it changes, this form, which is torch's, needs no momentum
-correction (Goyal et al. 2017, remark 3; see `scaling`).
+correction (Goyal et al. 2017, remark 3; see `scaling_rules`).
 
 Errors of other implementations: scaling and decaying biases and norms as well, which keeps a bias
 at zero and pulls scales to zero; no decay in the denominator, so that a layer with small gradients

@@ -8,7 +8,7 @@ from typing import Any
 from allstep.errors import ConfigError
 from allstep.process.python import run_module
 from allstep.study.trial import FOLDER, Trial
-from allstep.train.config.check import check_batch, check_config
+from allstep.train.config.check_config import check_batch, check_config
 from allstep.train.config.read_config import read_config
 from allstep.train.config.run_config import RunConfig
 from allstep.train.run.prepare import Prepared, check, prepare

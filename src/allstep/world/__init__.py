@@ -37,7 +37,7 @@ No other module of allstep reads RANK and similar variables. Imports only `error
 
 from allstep.world.detect import tasks_per_node
 from allstep.world.identity import job_of, local_variables, node_of
-from allstep.world.launchers import LAUNCHERS, NONE, Environment, Launcher
+from allstep.world.launcher_variables import LAUNCHERS, NONE, Environment, Launcher
 from allstep.world.value import World, places
 
 __all__ = [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allstep.errors import WorldError, cut, did_you_mean
-from allstep.world.launchers import LAUNCHERS, NONE, Environment, Launcher, first_set
+from allstep.world.launcher_variables import LAUNCHERS, NONE, Environment, Launcher, first_set
 
 _SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
 # Upper limit of the nodes of a job; the largest clusters have some ten thousand.

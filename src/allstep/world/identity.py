@@ -5,7 +5,7 @@ import re
 import socket
 from pathlib import Path
 
-from allstep.world.launchers import LAUNCHERS, Environment, first_set
+from allstep.world.launcher_variables import LAUNCHERS, Environment, first_set
 from allstep.world.value import World
 
 

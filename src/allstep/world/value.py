@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allstep.world.detect import detect_place
-from allstep.world.launchers import NONE, Environment
+from allstep.world.launcher_variables import NONE, Environment
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def test_torchs_tests_of_a_store(ranks: Ranks) -> None:
         from torch.distributed import DistStoreError, PrefixStore
 
         from allstep import wire
-        from allstep.comm.join.store import WireStore
+        from allstep.comm.join.launcher_store import WireStore
 
         client = wire.Client(
             wire.parse_addresses(os.environ["ALLSTEP_STORE"]), os.environ["ALLSTEP_TOKEN"]

@@ -27,7 +27,7 @@ import torch.distributed as dist
 import allstep.comm.group.backend
 from allstep import wire
 from allstep.comm.health.failure import Failure, from_json
-from allstep.comm.health.stall import Answer, report
+from allstep.comm.health.stall_inquiry import Answer, report
 from allstep.comm.join.rendezvous import find_store
 from allstep.errors import CollectiveMismatch, CollectiveTimeout, CommError, PeerLost
 from allstep.limits import read_limits

@@ -27,7 +27,7 @@ def group_of_ours():
 
     import allstep.comm  # noqa: F401
     from allstep import wire
-    from allstep.comm.join.store import WireStore
+    from allstep.comm.join.launcher_store import WireStore
     from allstep.world import World
 
     torch.set_num_threads(1)

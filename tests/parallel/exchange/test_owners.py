@@ -11,9 +11,9 @@ from torch import nn
 
 from allstep.errors import UserError
 from allstep.parallel.exchange import Named, Rule
+from allstep.parallel.exchange.owner_ranges import ParameterRange
+from allstep.parallel.exchange.owner_sums import filled
 from allstep.parallel.exchange.owners import Owners
-from allstep.parallel.exchange.ownership import ParameterRange
-from allstep.parallel.exchange.to_owners import filled
 from allstep.parallel.updates.shared_parameters import SharedParameters
 from support.default_group import joined
 from support.ranks import Ranks

@@ -15,7 +15,7 @@ from allstep.optim import LAMB, LARC, LARS, NovoGrad
 from allstep.train import RECIPES, RunConfig, read_config
 from allstep.train.config.read_config import ELSEWHERE
 from allstep.train.config.run_config import OWN, ResolvedConfig
-from allstep.train.config.validate import known_keys
+from allstep.train.config.validate_keys import known_keys
 from allstep.train.step.build import make_optimizer
 
 

@@ -11,11 +11,11 @@ import yaml
 from allstep.cli.train import _request
 from allstep.errors import ConfigError, DataError
 from allstep.train import RECIPES, RunConfig, read_config
-from allstep.train.config.check import check_config, notes
+from allstep.train.config.check_config import check_config, notes
 from allstep.train.config.differences import set_by_recipe, set_by_user
 from allstep.train.config.run_config import NEUTRAL
 from allstep.train.config.usual_batch import usual_batch
-from allstep.train.config.validate import known_keys
+from allstep.train.config.validate_keys import known_keys
 from allstep.train.folder.claim import claim_folder
 from allstep.train.run.prepare import check, prepare
 from allstep.train.step.learning_rate import peak_lr

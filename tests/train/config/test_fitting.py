@@ -9,7 +9,7 @@ import pytest
 
 from allstep.errors import ConfigError
 from allstep.train import RECIPES, read_config
-from allstep.train.config.check import check_config, notes
+from allstep.train.config.check_config import check_config, notes
 from allstep.train.step.learning_rate import learning_rate
 
 

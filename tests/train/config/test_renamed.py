@@ -16,7 +16,7 @@ from allstep.train.config.renamed import (
     translated_state,
     with_new_keys,
 )
-from allstep.train.config.validate import known_keys
+from allstep.train.config.validate_keys import known_keys
 
 OLD = {
     "layout": "plain",

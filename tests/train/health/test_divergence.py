@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.train import read_config
-from allstep.train.config.check import check_config
+from allstep.train.config.check_config import check_config
 from allstep.train.config.run_config import ResolvedConfig
-from allstep.train.config.validate import validated
+from allstep.train.config.validate_keys import validated
 from allstep.train.health.divergence import (
     Circumstances,
     Diverged,

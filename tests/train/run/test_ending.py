@@ -25,7 +25,7 @@ from allstep.train.run.progress import RunProgress
 from allstep.train.task.task import Metric
 from allstep.train.use.predict import load_run
 from allstep.train.watch.events import Result, Score
-from allstep.train.watch.run_record import Record
+from allstep.train.watch.record_callback import Record
 from support.image_folders import make_folder
 from support.ranks import Ranks
 

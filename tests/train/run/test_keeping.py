@@ -13,7 +13,7 @@ from allstep.train.checkpoint import files as checkpoint
 from allstep.train.checkpoint import writer_thread as saving
 from allstep.train.run.loop import Paused, train
 from allstep.train.watch.events import Result
-from allstep.train.watch.run_record import Record
+from allstep.train.watch.record_callback import Record
 
 OVERRIDES = [
     "epochs=2",

@@ -16,7 +16,7 @@ from allstep.data.sets.load import FILES, NAMED, NamedSet
 from allstep.data.sources import idx
 from allstep.errors import ConfigError, DataError, UserError
 from allstep.train import read_config
-from allstep.train.config.check import notes
+from allstep.train.config.check_config import notes
 from allstep.train.config.num_workers import choose_num_workers, count_gpus, default_num_workers
 from allstep.train.folder.claim import claim_folder
 from allstep.train.run.prepare import check, prepare

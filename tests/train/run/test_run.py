@@ -21,7 +21,7 @@ from allstep.train.score.evaluate import evaluate
 from allstep.train.task.classification import Classification
 from allstep.train.watch.callback import Callbacks
 from allstep.train.watch.events import Result
-from allstep.train.watch.run_record import Record
+from allstep.train.watch.record_callback import Record
 from support.array_sources import Arrays
 
 # float32, not auto: runs are compared with each other, on every CPU.

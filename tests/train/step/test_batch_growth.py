@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from allstep.optim.noise_scale import Running, from_workers
 from allstep.train.config.run_config import GrowthConfig
-from allstep.train.config.validate import validated
+from allstep.train.config.validate_keys import validated
 from allstep.train.step.batch_growth import Growth, note
 
 N = 1000

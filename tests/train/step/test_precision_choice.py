@@ -25,7 +25,7 @@ from allstep.train.step.precision_choice import Settled, check_device, judge, se
 from allstep.train.step.timing import Trial
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Opening
-from allstep.train.watch.run_record import Record
+from allstep.train.watch.record_callback import Record
 from allstep.world import World
 from support.ranks import Ranks
 

@@ -35,7 +35,7 @@ from allstep.train.step import build
 from allstep.train.use.evaluate import Reevaluated, reevaluate
 from allstep.train.use.load_run import image_transform
 from allstep.train.use.predict import Prediction, find_images, load_run, predict
-from allstep.train.watch.run_record import Record
+from allstep.train.watch.record_callback import Record
 from support.image_folders import CLASSES, encoded, make_folder
 
 # A run on the disk

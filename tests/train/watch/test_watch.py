@@ -14,7 +14,7 @@ import pytest
 from allstep import runlog
 from allstep.train.watch.callback import Callback, Callbacks
 from allstep.train.watch.events import Evaluated, Progress, Result, Score, TrainingScore
-from allstep.train.watch.run_record import Record
+from allstep.train.watch.record_callback import Record
 from support.callback_events import progress
 
 SCORE = Score(0.5, 0.9, 360, 0.99)

@@ -24,9 +24,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from allstep import machine
 from allstep.comm.group.across_hosts import Crossing
 from allstep.comm.group.host_map import Layout
-from allstep.comm.group.shared_memory import SharedMemoryTransport
+from allstep.comm.group.within_host import SharedMemoryTransport
 from allstep.comm.health.guard import Guard
-from allstep.comm.join.store import collect
+from allstep.comm.join.launcher_store import collect
 from allstep.comm.memory.arena import TEXT_BYTES, Arena, block_bytes, segment_bytes
 from allstep.comm.memory.segment import Segment, parts, share
 from allstep.comm.memory.wait_flags import Flags, control_bytes, spins_for

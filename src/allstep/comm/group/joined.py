@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from allstep import machine
 from allstep.comm.health.threads import watch
 from allstep.comm.join.attendance import attend, differing_programs, leave, program
+from allstep.comm.join.launcher_store import WireStore, collect
 from allstep.comm.join.rendezvous import Rendezvous, expected_host, find_store
-from allstep.comm.join.store import WireStore, collect
 from allstep.comm.timeline.timeline import begin_if_asked, stop_timeline
 from allstep.console.escape import print_notice
 from allstep.errors import WorldError

@@ -1,7 +1,7 @@
 """The procedures of single collectives in shared memory, which all ranks of a host run together.
 
 A procedure takes the arena and a plan, without a closure in between, because all_reduce of a small
-tensor takes a few microseconds. `shared_memory` chooses the procedure, runs it in order and
+tensor takes a few microseconds. `within_host` chooses the procedure, runs it in order and
 finishes the result (average, copy back); the loops over pools and blocks are in `comm.memory`.
 
     one host        barrier, small, large, large_or_shared, reduce_scatter, small_broadcast

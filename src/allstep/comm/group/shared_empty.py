@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.group.shared_memory import SharedMemoryTransport
+from allstep.comm.group.within_host import SharedMemoryTransport
 from allstep.comm.memory.segment import parts, rounded, share
 from allstep.errors import CommError
 from allstep.limits import read_limits

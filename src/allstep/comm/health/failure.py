@@ -39,7 +39,7 @@ class Operation:
         self.thread = threading.get_ident()
         # Called if the group fails while the operation is under way.
         self.on_failure: Callable[[], None] | None = None
-        # The `stall.Inquiry` about missing ranks, once the wait takes long.
+        # The `stall_inquiry.Inquiry` about missing ranks, once the wait takes long.
         self.inquiry: Any = None
 
     def begin(self) -> None:

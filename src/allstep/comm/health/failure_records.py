@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 
 from allstep.comm.health.failure import Failure, from_json
 from allstep.comm.health.threads import watch
-from allstep.comm.join.store import WireStore, root_of
+from allstep.comm.join.launcher_store import WireStore, root_of
 from allstep.wire.keys import failure_of
 
 STORE_SECONDS = 2.0

@@ -36,10 +36,10 @@ from allstep.comm.health.failure_records import FailureRecords
 from allstep.comm.health.helper_thread import dismiss
 from allstep.comm.health.processes import Lives
 from allstep.comm.health.sockets import Sockets
-from allstep.comm.health.stall import rank_list
+from allstep.comm.health.stall_inquiry import rank_list
 from allstep.comm.health.stall_monitor import StallMonitor
 from allstep.comm.health.threads import watch
-from allstep.comm.join.store import WireStore, root_of
+from allstep.comm.join.launcher_store import WireStore, root_of
 from allstep.errors import CommError
 from allstep.limits import Limits, read_limits
 

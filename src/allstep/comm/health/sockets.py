@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from torch._C._distributed_c10d import Store, TCPStore
 
 from allstep.comm.health.listeners import close_to_strangers, tcp_socket
-from allstep.comm.join.store import WireStore, collect, root_of
+from allstep.comm.join.launcher_store import WireStore, collect, root_of
 from allstep.wire.frames import plain_address
 
 # One end of a connection: an address and a port.

@@ -1,7 +1,7 @@
 """Reports operations that stall, and ends those that exceed the group's timeout.
 
 The guard passes its oldest operation to `check`, in the watch thread, which must not block. What
-talks to the store (`stall`) is done by `round`, in the runner thread:
+talks to the store (`stall_inquiry`) is done by `round`, in the runner thread:
 
 ```
 seconds waited          check (watch thread)                  round (runner thread)
@@ -20,11 +20,11 @@ from typing import Protocol
 
 from torch._C._distributed_c10d import Store
 
-from allstep.comm.health import stall
+from allstep.comm.health import stall_inquiry
 from allstep.comm.health.failure import Failure, Operation
 from allstep.comm.health.failure_records import STORE_SECONDS
 from allstep.comm.health.stack_lines import main_threads_lines, thread_lines
-from allstep.comm.health.stall import Answer, Inquiry, Questions
+from allstep.comm.health.stall_inquiry import Answer, Inquiry, Questions
 from allstep.comm.health.threads import watch
 from allstep.console.escape import escaped
 
@@ -92,9 +92,9 @@ class StallMonitor:
 
     def _too_late(self, operation: Operation, answers: Mapping[int, Answer]) -> Failure:
         group = self._group
-        missing, mute = stall.absent(operation.number, group.rank, answers, group.size)
+        missing, mute = stall_inquiry.absent(operation.number, group.rank, answers, group.size)
         late = sorted([*missing, *mute])
-        who = stall.rank_list(late, group.names) if late else "the others"
+        who = stall_inquiry.rank_list(late, group.names) if late else "the others"
         lines = [
             f"{who} did not arrive within {group.timeout:.1f} s",
             *self._report(operation, answers)[1:],
@@ -104,7 +104,7 @@ class StallMonitor:
 
     def _report(self, operation: Operation, answers: Mapping[int, Answer]) -> list[str]:
         rank, names = self._group.rank, self._group.names
-        return stall.report(
+        return stall_inquiry.report(
             str(operation), operation.seconds, operation.number, rank, answers, names
         )
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
 
-from allstep.comm.join.store import collect
+from allstep.comm.join.launcher_store import collect
 
 _QUESTIONS = 10
 

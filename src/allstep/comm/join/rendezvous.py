@@ -36,7 +36,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from allstep import machine, wire
-from allstep.comm.join.store import WireStore
+from allstep.comm.join.launcher_store import WireStore
 from allstep.errors import WorldError
 from allstep.files.atomic import replace_file
 from allstep.limits import Limits

@@ -33,7 +33,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import Store
 
 from allstep import machine
-from allstep.comm.join.store import collect
+from allstep.comm.join.launcher_store import collect
 from allstep.errors import CommError
 from allstep.files.lock import try_lock
 

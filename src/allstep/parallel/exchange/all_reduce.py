@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import ReduceOp
 
 from allstep.comm.group.plan import call_of
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.group.shared_memory import SharedMemoryTransport
+from allstep.comm.group.within_host import SharedMemoryTransport
 from allstep.comm.memory import reduce as summing
 from allstep.comm.op.describe import describe
 from allstep.comm.op.gradient_norms import share_of

@@ -5,7 +5,7 @@ gradients   | conv1 | conv2 |        fc1        | fc2 |      every rank has all 
             |<------ rank 0 ------>|<------ rank 1 ------>|  each owner gets the sums of its ranges
 ```
 
-Gradients of ranges that other ranks own are passed to them in shared memory (`to_owners`); with
+Gradients of ranges that other ranks own are passed to them in shared memory (`owner_sums`); with
 several hosts the sums of a range are then added to those of its owners on the other hosts. It is
 the first half of an allreduce: the weights are shared (`shared_parameters`), so no rank needs the
 second half.
@@ -19,16 +19,16 @@ from torch.nn import Parameter
 
 from allstep.comm.group.plan import call_of
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.group.shared_memory import SharedMemoryTransport
+from allstep.comm.group.within_host import SharedMemoryTransport
 from allstep.comm.op.gradient_norms import share_of
 from allstep.errors import CommError
 from allstep.parallel.exchange.bucketed import Bucketed
 from allstep.parallel.exchange.buckets import Bucket, is_large
 from allstep.parallel.exchange.exchange import Listener, Rule
-from allstep.parallel.exchange.ownership import ParameterRange, by_elements, by_whole_parameters
+from allstep.parallel.exchange.owner_ranges import ParameterRange, by_elements, by_whole_parameters
+from allstep.parallel.exchange.owner_sums import Schedule, deliver
 from allstep.parallel.exchange.packed_gradients import flat_in_memory
 from allstep.parallel.exchange.parameter_order import Named
-from allstep.parallel.exchange.to_owners import Schedule, deliver
 
 
 class Owners(Bucketed):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch.nn import Parameter
 
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.join.store import collect
+from allstep.comm.join.launcher_store import collect
 from allstep.errors import CollectiveMismatch, CommError
 from allstep.limits import read_limits
 

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, optim
 from torch.nn import Parameter
 
+from allstep.parallel.exchange.owner_ranges import ParameterRange
 from allstep.parallel.exchange.owners import Owners
-from allstep.parallel.exchange.ownership import ParameterRange
 from allstep.parallel.exchange.parameter_order import Named
 from allstep.parallel.subclass import like
 from allstep.parallel.updates.shared_parameters import SharedParameters

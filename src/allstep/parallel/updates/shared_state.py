@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
-from allstep.comm.join.store import collect
+from allstep.comm.join.launcher_store import collect
 from allstep.comm.memory.segment import share
 from allstep.errors import CommError, UserError
 from allstep.limits import read_limits
+from allstep.parallel.exchange.owner_ranges import ParameterRange
 from allstep.parallel.exchange.owners import Owners
-from allstep.parallel.exchange.ownership import ParameterRange
 
 _ALIGNED = 64
 _NUMBERS = {"bool": bool, "int": int, "float": float}

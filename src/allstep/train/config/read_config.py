@@ -40,7 +40,7 @@ from allstep.train.config.recipes import BASES, DEFAULT
 from allstep.train.config.renamed import new_name, translated
 from allstep.train.config.run_config import NEUTRAL, RunConfig
 from allstep.train.config.trust import TRUST, check_digest, check_factory, is_digest, is_of_run
-from allstep.train.config.validate import known_keys, validated
+from allstep.train.config.validate_keys import known_keys, validated
 
 NAMED_SECTIONS = ("data", "model", "optimizer")
 FREE = "model.options"

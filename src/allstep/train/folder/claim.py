@@ -31,7 +31,7 @@ from allstep.train.config.differences import differences
 from allstep.train.config.read_config import read_layers
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.config.trust import SEAL, seal
-from allstep.train.config.validate import validated
+from allstep.train.config.validate_keys import validated
 from allstep.train.folder.run_lock import LOCK
 
 CONFIG, RECORD = "config.yaml", "run.jsonl"

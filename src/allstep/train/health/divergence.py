@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.console.escape import escaped
-from allstep.optim.scaling import SCALINGS
+from allstep.optim.scaling_rules import SCALINGS
 from allstep.train.config.recipes import BASES
 from allstep.train.config.run_config import NEUTRAL, ResolvedConfig
 

@@ -17,7 +17,7 @@ from allstep.data import Loader
 from allstep.data.augment.parse import spelled_mix
 from allstep.data.augment.transform import Transform
 from allstep.errors import ConfigError
-from allstep.train.config.check import check_batch
+from allstep.train.config.check_config import check_batch
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Splits

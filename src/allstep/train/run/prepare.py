@@ -21,7 +21,7 @@ from allstep.data.sources.synthetic import is_synthetic
 from allstep.errors import ConfigError, DataError, did_you_mean
 from allstep.files.home import expand_home
 from allstep.models.by_name import check_shape
-from allstep.train.config.check import check_batch, check_config
+from allstep.train.config.check_config import check_batch, check_config
 from allstep.train.config.read_config import names_data, read_config
 from allstep.train.config.recipes import DEFAULT, SMALLEST
 from allstep.train.config.run_config import DataConfig, RunConfig

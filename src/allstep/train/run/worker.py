@@ -20,7 +20,7 @@ from allstep.runlog import RunLog
 from allstep.train.checkpoint import files as checkpoint
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
 from allstep.train.checkpoint.files import Snapshot
-from allstep.train.config.check import check_config
+from allstep.train.config.check_config import check_config
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder.claim import (
     RECORD,
@@ -37,7 +37,7 @@ from allstep.train.run.prepare import prepare
 from allstep.train.run.train_request import TrainRequest
 from allstep.train.watch.callback import Callback, Callbacks
 from allstep.train.watch.events import Result
-from allstep.train.watch.run_record import Record
+from allstep.train.watch.record_callback import Record
 from allstep.train.watch.tensorboard import TensorBoard
 from allstep.train.watch.terminal import Display
 from allstep.world import World

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.parallel.exchange.ownership import (
+from allstep.parallel.exchange.owner_ranges import (
     ALIGNED,
     ParameterRange,
     by_elements,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from allstep.errors import ConfigError, did_you_mean
 from allstep.optim.recipe import OWN_WARM_UP, RULES, Recipe
-from allstep.optim.scaling import SCALINGS
+from allstep.optim.scaling_rules import SCALINGS
 
 _RULE_TEXTS = {
     "linear": "in proportion to the batch",

@@ -23,7 +23,7 @@ from allstep.comm.memory.arena import TURNS, Arena, Call
 from allstep.comm.memory.reduce import add_up
 from allstep.comm.op.gradient_norms import Squares
 from allstep.comm.timeline import recorder
-from allstep.parallel.exchange.ownership import ParameterRange
+from allstep.parallel.exchange.owner_ranges import ParameterRange
 
 
 class BlockRange(NamedTuple):
