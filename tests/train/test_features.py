@@ -16,7 +16,7 @@ from allstep import runlog
 from allstep.data import Batch, Loader
 from allstep.norm import GhostBatchNorm, SyncBatchNorm
 from allstep.train import read_config
-from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.precision.precision import Precision
 from allstep.train.run import setup as job
 from allstep.train.run.loop import train

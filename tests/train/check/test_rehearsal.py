@@ -27,7 +27,7 @@ from allstep.train.check.dry_run import (
     table,
 )
 from allstep.train.check.overfit import Learned, learn, simplified, verdict
-from allstep.train.checkpoint.files import Snapshot
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.run import setup as job
 from allstep.train.watch.events import Score
 from support.ranks import clean_environment

@@ -4,7 +4,7 @@ import torch
 
 import allstep
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
-from allstep.train.checkpoint.files import Snapshot
+from allstep.train.checkpoint.write_and_read import Snapshot
 from support.ranks import Ranks
 
 

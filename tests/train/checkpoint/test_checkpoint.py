@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from allstep.errors import CheckpointError
-from allstep.train.checkpoint import files as checkpoint
-from allstep.train.checkpoint.files import Snapshot
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.optimizer_state import flatten, restore
+from allstep.train.checkpoint.write_and_read import Snapshot
 
 
 def snapshot(samples: int = 100, seed: int = 0) -> Snapshot:
@@ -163,8 +163,8 @@ def test_other_versions_and_things_that_are_no_checkpoints(tmp_path: Path) -> No
 WRITER = """
 import sys, torch
 from pathlib import Path
-from allstep.train.checkpoint import files as checkpoint
-from allstep.train.checkpoint.files import Snapshot
+from allstep.train.checkpoint import write_and_read as checkpoint
+from allstep.train.checkpoint.write_and_read import Snapshot
 folder = Path(sys.argv[1])
 for samples in range(1, 10_000):
     weights = {f"w{i}": torch.full((20_000,), float(samples)) for i in range(5)}

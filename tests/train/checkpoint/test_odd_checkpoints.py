@@ -20,11 +20,11 @@ from torch import nn
 from allstep.errors import CheckpointError
 from allstep.optim import RunningNoiseScale
 from allstep.train import read_config
-from allstep.train.checkpoint import files as checkpoint
-from allstep.train.checkpoint.files import Snapshot
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.names import hidden_name, is_left_over, number_of
 from allstep.train.checkpoint.optimizer_state import flatten
 from allstep.train.checkpoint.restore import load_optimizer, load_weights, parameter_names
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.health.checkpoint_state import (
     check_batch,
     check_optimizer,
@@ -367,7 +367,7 @@ def test_leftovers_are_distinguished_from_what_is_being_written() -> None:
 
 def test_a_saver_removes_what_is_left_over_though_it_writes_nothing(folder: Path) -> None:
     """This happens if a run is killed after its last checkpoint, while it removes an old one."""
-    from allstep.train.checkpoint.writer_thread import Saver
+    from allstep.train.checkpoint.saver import Saver
 
     left = folder / ".000000000010.4194305-7.gone"
     left.mkdir()

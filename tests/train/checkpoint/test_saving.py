@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from allstep.errors import AllstepError
-from allstep.train.checkpoint import files as checkpoint
-from allstep.train.checkpoint import writer_thread as saving
-from allstep.train.checkpoint.files import Snapshot
-from allstep.train.checkpoint.writer_thread import Saved, Saver, first_not_finite, outdated
+from allstep.train.checkpoint import saver as saving
+from allstep.train.checkpoint import write_and_read as checkpoint
+from allstep.train.checkpoint.saver import Saved, Saver, first_not_finite, outdated
+from allstep.train.checkpoint.write_and_read import Snapshot
 
 
 def snapshot(samples: int, value: float = 0.0) -> Snapshot:

@@ -19,7 +19,7 @@ from allstep import runlog
 from allstep.data import Loader
 from allstep.errors import DataError
 from allstep.train import read_config
-from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.input.splits import open_splits
 from allstep.train.run.progress import RunProgress
 from allstep.train.task.task import Metric

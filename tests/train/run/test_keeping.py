@@ -9,8 +9,8 @@ import allstep
 from allstep import runlog
 from allstep.errors import AllstepError
 from allstep.train import read_config
-from allstep.train.checkpoint import files as checkpoint
-from allstep.train.checkpoint import writer_thread as saving
+from allstep.train.checkpoint import saver as saving
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.run.loop import Paused, train
 from allstep.train.watch.events import Result
 from allstep.train.watch.record_callback import Record

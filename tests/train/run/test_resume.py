@@ -22,7 +22,7 @@ import pytest
 import allstep.train.run.loop as run_module
 from allstep import comm, runlog
 from allstep.train import read_config
-from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.watch.events import Score
 from support.ranks import clean_environment, shared_memory_files, wait_until
 

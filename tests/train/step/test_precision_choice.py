@@ -16,7 +16,7 @@ from allstep.comm.group import agree
 from allstep.errors import ConfigError
 from allstep.machine import Bfloat16
 from allstep.train import read_config
-from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.config.recipes import RECIPES
 from allstep.train.run.loop import train
 from allstep.train.step import precision_choice

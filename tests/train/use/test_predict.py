@@ -26,8 +26,8 @@ from allstep.cli.output_file import check_output
 from allstep.cli.predict_table import lines
 from allstep.errors import CheckpointError, ConfigError
 from allstep.train import read_config
-from allstep.train.checkpoint import files as checkpoint
-from allstep.train.checkpoint.files import Snapshot
+from allstep.train.checkpoint import write_and_read as checkpoint
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.folder.claim import claim_folder
 from allstep.train.folder.existing_run import Evaluation
 from allstep.train.run.loop import train

@@ -32,8 +32,8 @@ from allstep.console.quantities import about, milliseconds, nbytes
 from allstep.data import Batch, Loader
 from allstep.errors import CheckpointError, UserError
 from allstep.train.check.overfit import num_samples
-from allstep.train.checkpoint import files as checkpoint
-from allstep.train.checkpoint.files import Snapshot, Tensors
+from allstep.train.checkpoint import write_and_read as checkpoint
+from allstep.train.checkpoint.write_and_read import Snapshot, Tensors
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.splits import make_loaders
 from allstep.train.run.capture import capture

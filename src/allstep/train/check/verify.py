@@ -40,7 +40,7 @@ from allstep.train.check.compare_workers import (
     read_plan,
     write_answer,
 )
-from allstep.train.checkpoint.files import Tensors
+from allstep.train.checkpoint.write_and_read import Tensors
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.compare_weights import Fingerprint
 from allstep.train.input.splits import make_loaders

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from allstep.comm.group import agree
-from allstep.train.checkpoint.files import Snapshot, Tensors
+from allstep.train.checkpoint.write_and_read import Snapshot, Tensors
 from allstep.world import World
 
 _Layout = tuple[str, torch.dtype, torch.Size]

@@ -8,8 +8,8 @@ from torch import nn
 
 from allstep.errors import CheckpointError
 from allstep.train.checkpoint import optimizer_state
-from allstep.train.checkpoint.files import Snapshot, Tensors
 from allstep.train.checkpoint.names import name_of
+from allstep.train.checkpoint.write_and_read import Snapshot, Tensors
 from allstep.train.step.ema import Average
 
 EMA_SUFFIX = "/average"

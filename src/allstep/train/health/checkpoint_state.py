@@ -18,8 +18,8 @@ from torch import nn
 
 from allstep.errors import CheckpointError, ConfigError
 from allstep.optim import RunningNoiseScale
-from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.optimizer_state import MAX_VALUE, is_like
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.divergence import LossWatch
 from allstep.train.step.batch_growth import batches

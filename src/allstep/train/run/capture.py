@@ -17,8 +17,8 @@ from dataclasses import asdict
 from typing import Any
 
 from allstep.train.checkpoint import optimizer_state
-from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.restore import EMA_SUFFIX, parameter_names
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.run.setup import Job
 
 

@@ -19,9 +19,9 @@ from functools import partial
 
 from allstep.comm.group import agree
 from allstep.errors import AllstepError
-from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.names import name_of
-from allstep.train.checkpoint.writer_thread import Saved, Saver, first_not_finite
+from allstep.train.checkpoint.saver import Saved, Saver, first_not_finite
 from allstep.train.health.checkpoint_state import check_resumed
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.capture import capture

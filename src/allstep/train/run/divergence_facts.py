@@ -2,7 +2,7 @@
 
 from allstep.comm.group import agree
 from allstep.data import Batch
-from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.health.checkpoint_state import check_resumed
 from allstep.train.health.divergence import Circumstances, Suspect
 from allstep.train.run.setup import Job

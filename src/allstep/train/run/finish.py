@@ -22,10 +22,10 @@ from allstep.comm.group import agree
 from allstep.comm.group.agree import EndedElsewhere
 from allstep.data import Loader
 from allstep.errors import CheckpointError, DataError, UserError
-from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
-from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.restore import with_weights
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.health.checkpoint_state import check_used
 from allstep.train.input.classes import check_same_classes
 from allstep.train.input.loaders import make_sample_loader

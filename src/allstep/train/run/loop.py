@@ -25,8 +25,8 @@ from allstep import comm
 from allstep.comm.group import agree
 from allstep.data import Batch, Loader
 from allstep.errors import AllstepError, UserError
-from allstep.train.checkpoint.files import Snapshot
-from allstep.train.checkpoint.writer_thread import first_not_finite
+from allstep.train.checkpoint.saver import first_not_finite
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.run_config import RunConfig
 from allstep.train.health.compare_weights import Fingerprint
 from allstep.train.health.divergence import Diverged, Spike, explain

@@ -26,8 +26,8 @@ from allstep.comm.group import agree
 from allstep.data import Loader
 from allstep.optim import RunningNoiseScale
 from allstep.parallel.replicated import ReplicatedOptimizer
-from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.restore import averaged_weights, load_optimizer, load_weights
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.check_config import notes
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.checkpoint_state import check_batch

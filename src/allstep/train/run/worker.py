@@ -17,9 +17,9 @@ from allstep.console.escape import print_notice
 from allstep.errors import ConfigError, DataError
 from allstep.machine import keep_freed_memory
 from allstep.runlog import RunLog
-from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
-from allstep.train.checkpoint.files import Snapshot
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.check_config import check_config
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder.claim import (

@@ -27,10 +27,10 @@ from allstep.data.augment.parse import spelled
 from allstep.data.augment.transform import Transform
 from allstep.data.image.limit import MAX_PIXELS
 from allstep.errors import CheckpointError, ConfigError
-from allstep.train.checkpoint import files as checkpoint
-from allstep.train.checkpoint.files import Snapshot
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.names import name_of
 from allstep.train.checkpoint.restore import with_weights
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.run_config import RunConfig
 from allstep.train.folder.existing_run import Which, run_config
 from allstep.train.health.checkpoint_state import check_used

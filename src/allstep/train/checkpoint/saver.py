@@ -30,9 +30,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from allstep.errors import AllstepError
-from allstep.train.checkpoint import files as checkpoint
-from allstep.train.checkpoint.files import Snapshot, Tensors
+from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.names import number_of
+from allstep.train.checkpoint.write_and_read import Snapshot, Tensors
 
 PAUSES = (1.0, 2.0, 4.0)
 """Seconds between the attempts of `write_or_retry`."""
