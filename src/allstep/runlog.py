@@ -72,6 +72,12 @@ class RunRecord:
         return self.starts[0] if self.starts else {}
 
     @property
+    def times(self) -> list[float]:
+        """Return the times of all lines, kind by kind."""
+        every = (self.starts, self.steps, self.evals, self.checkpoints, self.events, self.ends)
+        return [line["time"] for lines in every for line in lines]
+
+    @property
     def end(self) -> Fields | None:
         """Return the last end line; None if the run has not ended."""
         return self.ends[-1] if self.ends else None

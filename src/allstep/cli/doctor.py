@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allstep.cli.options import Launcher
+from allstep.cli.options import Iface, Launcher, Ssh
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,10 +16,6 @@ Hosts = Annotated[
     str | None, typer.Option("-H", "--hosts", help="Also examine these hosts: h1:2,h2:4.")
 ]
 Hostfile = Annotated[Path | None, typer.Option(help="File with one host per line: h1 slots=2.")]
-Iface = Annotated[
-    str | None, typer.Option(help="Network interface between the hosts (default: by route).")
-]
-Ssh = Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="ssh command for other hosts.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Skip the trial run.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 

@@ -9,6 +9,10 @@ Launcher = Annotated[
     str | None,
     typer.Option("--launcher", help="Launcher to trust for rank and size (default: detect)."),
 ]
+Iface = Annotated[
+    str | None, typer.Option(help="Network interface between the hosts (default: by route).")
+]
+Ssh = Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="ssh command for other hosts.")]
 DataFolder = Annotated[
     Path | None,
     typer.Option("--data", help="Folder with the dataset's files (default: the usual places)."),

@@ -13,6 +13,7 @@ import typer
 
 from allstep.cli.horovod.flags import takes_horovod_flags
 from allstep.cli.horovod.flags_table import CONTROLLERS, idle_line, read_config, variables
+from allstep.cli.options import Iface, Ssh
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
@@ -61,9 +62,6 @@ Hostfile = Annotated[
     Path | None,
     typer.Option("--hostfile", "-hostfile", help="File with one host per line: h1 slots=2."),
 ]
-Iface = Annotated[
-    str | None, typer.Option(help="Network interface between the hosts (default: by route).")
-]
 LogDir = Annotated[
     str | None,
     typer.Option(
@@ -74,7 +72,6 @@ Show = Annotated[
     str | None, typer.Option(metavar="0,3", help="Print the output of these ranks only.")
 ]
 Grace = Annotated[float, typer.Option(help="Seconds from a forwarded signal to SIGKILL.")]
-Ssh = Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="ssh command for other hosts.")]
 EnvOnly = Annotated[
     str | None,
     typer.Option(

@@ -68,15 +68,7 @@ def noise_advice(record: RunRecord) -> Fields | None:
 
 def last_time(record: RunRecord) -> float:
     """Return the time of the last line of the record."""
-    every = (
-        record.starts,
-        record.steps,
-        record.evals,
-        record.checkpoints,
-        record.events,
-        record.ends,
-    )
-    return max(float(line["time"]) for lines in every for line in lines)
+    return float(max(record.times))
 
 
 def silence_timeout(record: RunRecord) -> float:

@@ -95,15 +95,7 @@ class Clock:
     """Converts the time of a line to seconds of the run, without pauses before resumes."""
 
     def __init__(self, record: RunRecord) -> None:
-        every = (
-            record.starts,
-            record.steps,
-            record.evals,
-            record.checkpoints,
-            record.events,
-            record.ends,
-        )
-        times = sorted(line["time"] for lines in every for line in lines)
+        times = sorted(record.times)
         self.starts = sorted(line["time"] for line in record.starts)
         self.before = [0.0]
         for start, following in zip(self.starts, self.starts[1:], strict=False):

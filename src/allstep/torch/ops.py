@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.autograd import Function
 
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.torch.autograd import (
@@ -83,20 +84,8 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """Reduce several tensors at once as `allreduce` does; return a list of new tensors."""
     op = handle_average_backwards_compatibility(op, average)
-    sent = [compression.compress(tensor) for tensor in tensors]
-    results = apply(
-        HorovodGroupedAllreduce,
-        None,
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        *(tensor for tensor, _ in sent),
-    )
-    return [
-        compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)
-    ]
+    how = None, name, op, prescale_factor, postscale_factor, process_set
+    return _apply_compressed(compression, tensors, HorovodGroupedAllreduce, *how)
 
 
 def grouped_allreduce_(
@@ -144,16 +133,16 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """Do a reducescatter of several tensors at once; return a list of this rank's rows."""
+    how = name, op, process_set, prescale_factor, postscale_factor
+    return _apply_compressed(compression, tensors, HorovodGroupedReducescatter, *how)
+
+
+def _apply_compressed(
+    compression: type[Compressor], tensors: Sequence[Tensor], function: type[Function], *how: Any
+) -> list[Tensor]:
+    """Apply a grouped function to the compressed tensors; return its results decompressed."""
     sent = [compression.compress(tensor) for tensor in tensors]
-    results = apply(
-        HorovodGroupedReducescatter,
-        name,
-        op,
-        process_set,
-        prescale_factor,
-        postscale_factor,
-        *(tensor for tensor, _ in sent),
-    )
+    results = apply(function, *how, *(tensor for tensor, _ in sent))
     return [
         compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)
     ]

@@ -22,7 +22,7 @@ from allstep.data.augment.transform import Transform
 from allstep.data.image import size
 from allstep.data.image.decode import decode
 from allstep.data.image.limit import MAX_PIXELS, check_size
-from allstep.data.packing.image import Recoding
+from allstep.data.packing.image import ImageOptions, recode
 from allstep.errors import ConfigError
 from allstep.train import read_config
 from allstep.train.input.images import inspect_images, make_transform
@@ -67,7 +67,7 @@ def test_one_pixel_too_many_is_refused_before_decoding(
 ) -> None:
     code, most = file_of(kind), HEIGHT * WIDTH
     assert cropped(code, CentreCrop(8), np.empty(0), max_pixels=most).shape == (8, 8, 3)
-    assert Recoding(max_pixels=most, format="png")(code).shape == (HEIGHT, WIDTH)
+    assert recode(code, ImageOptions(max_pixels=most, format="png")).shape == (HEIGHT, WIDTH)
 
     def decoded(*given: Any, **options: Any) -> None:
         raise AssertionError("it was decoded")
@@ -81,8 +81,8 @@ def test_one_pixel_too_many_is_refused_before_decoding(
         lambda: decode(code, max_pixels=most - 1),
         lambda: cropped(code, CentreCrop(8), np.empty(0), max_pixels=most - 1),
         lambda: transform.one(code, out, transform.draw(0, 0, np.array([0])), 0),
-        lambda: Recoding(max_pixels=most - 1)(code),
-        lambda: Recoding(max_pixels=most - 1, format="jpeg")(code),
+        lambda: recode(code, ImageOptions(max_pixels=most - 1)),
+        lambda: recode(code, ImageOptions(max_pixels=most - 1, format="jpeg")),
     ):
         with pytest.raises(
             ValueError, match=rf"too large: {HEIGHT} x {WIDTH} pixels, .* data.max_pixels"
@@ -114,7 +114,12 @@ def test_a_image_without_pixels_is_broken() -> None:
     """Found by fuzzing: a GIF whose header says 0 pixels was resized to nothing."""
     code = bytearray(file_of("GIF"))
     code[6:8] = bytes(2)
-    for attempt in (decode, Recoding(), Recoding(format="png"), Recoding(max_side=7)):
+    for attempt in (
+        decode,
+        lambda code: recode(code, ImageOptions()),
+        lambda code: recode(code, ImageOptions(format="png")),
+        lambda code: recode(code, ImageOptions(max_side=7)),
+    ):
         with pytest.raises(ValueError, match=f"broken image: {HEIGHT} x 0 pixels"):
             attempt(bytes(code))
 

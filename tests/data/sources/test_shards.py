@@ -68,4 +68,4 @@ def test_a_list_of_classes_with_an_odd_line(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ["cat\ndog\n", "cat\ndog", "cat\r\ndog\r\n", "\ufeffcat\ndog\n"])
 def test_a_list_of_classes(tmp_path: Path, text: str) -> None:
     (tmp_path / "classes.txt").write_bytes(text.encode())
-    assert read_classes(str(tmp_path / "x.tar")) == ("cat", "dog")
+    assert read_classes(str(tmp_path / "x.tar")) == (("cat", "dog"), None)

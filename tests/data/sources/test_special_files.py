@@ -47,9 +47,9 @@ def test_names_of_classes_that_cannot_be_read_are_an_error(tmp_path: Path, kind:
     """Without them labels would get other numbers, in silence."""
     place = tmp_path / "classes.txt"
     shard = str(tmp_path / "a.tar")
-    assert read_classes(shard) == ()
+    assert read_classes(shard) == ((), None)
     place.write_text("red\nblue\n")
-    assert read_classes(shard) == ("red", "blue")
+    assert read_classes(shard) == (("red", "blue"), None)
     place.unlink()
     if kind == "folder":
         place.mkdir()
@@ -86,7 +86,8 @@ def test_names_of_classes_at_a_server(
         ):
             read_classes("s3://bucket/a.tar")
     else:
-        assert read_classes("s3://bucket/a.tar") == ()
+        names, refusal = read_classes("s3://bucket/a.tar")
+        assert names == () and (refusal is not None) == isinstance(error, PermissionError)
 
 
 def test_a_class_folder_that_is_a_link_to_itself_is_named(tmp_path: Path) -> None:

@@ -256,6 +256,8 @@ def test_a_refused_list_of_classes_is_an_error_where_it_numbers_labels(server: A
     with pytest.raises(DataError, match=r"hidden/classes.txt: .*403.* labels that are texts"):
         TarSource(f"{server.url}/hidden/a.tar")
     assert len(TarSource(f"{server.url}/hidden_numbers/a.tar")) == 3
+    lists = [path for path, _ in server.asked if path.endswith("classes.txt")]
+    assert lists == ["/hidden/classes.txt", "/hidden_numbers/classes.txt"]
 
 
 def test_a_listing_gives_what_is_inside_of_it(server: Any) -> None:

@@ -60,11 +60,11 @@ def pack(
         shard_mb,
         shard_samples,
         seed if shuffle else None,
-        max_side,
-        quality,
-        raw,
-        image_format,
-        max_pixels,
+        max_side=max_side,
+        quality=quality,
+        raw=raw,
+        format=image_format,
+        max_pixels=max_pixels,
     )
     check_outside(src, dst)
     with _resume_hint(), opened(src, test) as source, bar("packing") as shown:

@@ -137,8 +137,8 @@ def _by_opencv(code: memoryview, channels: int, max_pixels: int) -> Pixels:
         raise ValueError("no bytes at all")
     if bytes(code[:4]) in _TIFF:
         return decode_by_pillow(code, channels, max_pixels)
-    if (scaled := decode_scaled(code, channels, max_pixels)) is not None:
-        return scaled
+    if (scaled := decode_scaled(code, max_pixels)) is not None:
+        return _with_channels(scaled, channels)
     check_size(size_of(code), max_pixels)
     check_chunks(code)
     try:

@@ -14,7 +14,6 @@ Here the levels are scaled to 0 ... 255, as Pillow does for the text forms P2 an
 import re
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +27,10 @@ _AS_DECODED = (255, 65_535)
 """Maximum levels that OpenCV decodes correctly."""
 
 
-def decode_scaled(code: memoryview, channels: int, max_pixels: int) -> Pixels | None:
+def decode_scaled(code: memoryview, max_pixels: int) -> Pixels | None:
     """Return the image of a binary PGM or PPM file with scaled levels; None for all other files.
+
+    It has the channels of the file: 1 for PGM, 3 for PPM.
 
     Raises:
         ValueError: the file is cut off, its brightest level is out of range, or it is too large.
@@ -50,7 +51,7 @@ def decode_scaled(code: memoryview, channels: int, max_pixels: int) -> Pixels | 
             f" {count * dtype.itemsize}"
         )
     levels = np.frombuffer(code, dtype, count, header.end()).reshape(height, width, depth)
-    return _with_channels(_scaled(levels, brightest), channels)
+    return _scaled(levels, brightest)
 
 
 def _scaled(levels: NDArray[Any], brightest: int) -> Pixels:
@@ -58,11 +59,3 @@ def _scaled(levels: NDArray[Any], brightest: int) -> Pixels:
     table = (np.arange(brightest + 1, dtype=np.int64) * 255 * 2 + brightest) // (2 * brightest)
     scaled: Pixels = table.astype(np.uint8)[np.minimum(levels, brightest)]
     return scaled
-
-
-def _with_channels(image: Pixels, channels: int) -> Pixels:
-    if image.shape[2] == channels:
-        return image
-    if channels == 3:
-        return np.repeat(image, 3, axis=2)
-    return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)[..., None]

@@ -74,9 +74,9 @@ class StoredImage:
     """Format of the content, such as "jpeg", or "raw"."""
 
 
-@dataclass(frozen=True)
-class Recoding:
-    """The rules for converting images: which ones change, and to what."""
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """The user's options for images: which ones change, and to what."""
 
     max_side: int | None = None
     """Maximum length of the longer side in pixels; None keeps every size."""
@@ -103,40 +103,24 @@ class Recoding:
                 f"--raw stores pixels, --format {self.format} encodes them; give one of the two"
             )
 
-    def __call__(self, data: Any) -> StoredImage:
-        """Return the converted `data`, an encoded image or an array.
 
-        Raises ValueError if it is not an image.
-        """
-        if isinstance(data, np.ndarray) and data.ndim > 1:
-            image = _checked(data)
-            return self._store(image, "png", self._scaled((image.shape[0], image.shape[1])))
-        kind = kind_of(data)
-        size = size_of(data, kind)
-        check_size(size, self.max_pixels)
-        smaller = self._scaled(size)
-        if not self.raw and self.format in ("keep", kind) and smaller == size and kind in SUFFIXES:
-            return StoredImage(data, size, kind)
-        return self._store(_decode(data, kind, smaller, self.max_pixels), kind, smaller)
+def recode(data: Any, options: ImageOptions) -> StoredImage:
+    """Return the converted `data`, an encoded image or an array.
 
-    def _scaled(self, size: Size) -> Size:
-        """Return the new (height, width).
-
-        The longer side is at most `max_side`; the aspect ratio is kept to within whole pixels.
-        """
-        longer = max(size)
-        if self.max_side is None or longer <= self.max_side:
-            return size
-        height, width = (max(1, round(side * self.max_side / longer)) for side in size)
-        return height, width
-
-    def _store(self, image: NDArray[np.uint8], kind: str, size: Size) -> StoredImage:
-        image = _resized(image, size)
-        if self.raw:
-            return StoredImage(np.ascontiguousarray(image).tobytes(), image.shape, "raw")
-        kind = self.format if self.format != "keep" else kind
-        kind = kind if kind in FORMATS else "png"
-        return StoredImage(_encoded(image, kind, self.quality), size, kind)
+    Raises ValueError if it is not an image.
+    """
+    if isinstance(data, np.ndarray) and data.ndim > 1:
+        image = _checked(data)
+        size = _scaled((image.shape[0], image.shape[1]), options.max_side)
+        return _stored(image, "png", size, options)
+    kind = kind_of(data)
+    size = size_of(data, kind)
+    check_size(size, options.max_pixels)
+    smaller = _scaled(size, options.max_side)
+    keeps_format = not options.raw and options.format in ("keep", kind) and kind in SUFFIXES
+    if keeps_format and smaller == size:
+        return StoredImage(data, size, kind)
+    return _stored(_decode(data, kind, smaller, options.max_pixels), kind, smaller, options)
 
 
 def kind_of(data: Any) -> str:
@@ -187,6 +171,28 @@ def _decode(data: Any, kind: str, size: Size, max_pixels: int) -> NDArray[np.uin
             # The slower decoders read unusual JPEGs; for a broken one, they raise the error.
             pass
     return decode(data, max_pixels=max_pixels)
+
+
+def _scaled(size: Size, max_side: int | None) -> Size:
+    """Return the new (height, width).
+
+    The longer side is at most `max_side`; the aspect ratio is kept to within whole pixels.
+    """
+    longer = max(size)
+    if max_side is None or longer <= max_side:
+        return size
+    height, width = (max(1, round(side * max_side / longer)) for side in size)
+    return height, width
+
+
+def _stored(image: NDArray[np.uint8], kind: str, size: Size, options: ImageOptions) -> StoredImage:
+    """Return the image in `size`, as pixels or in the format that `options` request."""
+    image = _resized(image, size)
+    if options.raw:
+        return StoredImage(np.ascontiguousarray(image).tobytes(), image.shape, "raw")
+    kind = options.format if options.format != "keep" else kind
+    kind = kind if kind in FORMATS else "png"
+    return StoredImage(_encoded(image, kind, options.quality), size, kind)
 
 
 def _resized(image: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:

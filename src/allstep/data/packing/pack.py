@@ -28,6 +28,7 @@ from pathlib import Path
 
 from allstep.data.loading.quarantine import default_budget
 from allstep.data.packing.full_disk import clear_error
+from allstep.data.packing.image import recode
 from allstep.data.packing.journal import CLASSES, QUARANTINE, Bad, Done, Journal, opened
 from allstep.data.packing.ordered import chunks, default_jobs, ordered
 from allstep.data.packing.record import FORMS, Item
@@ -167,7 +168,6 @@ class _Packer:
 
     def __init__(self, source: Source, plan: Plan, jobs: int) -> None:
         self.source, self.plan, self.jobs = source, plan, jobs
-        self._recode = plan.options.recoding()
         self._record = FORMS[plan.options.to].record
 
     def chunks(self, shards: Iterable[int]) -> Generator[_Chunk]:
@@ -178,8 +178,8 @@ class _Packer:
         """Return the bytes of one sample, or the reason why it is bad."""
         try:
             sample = self.source.read(number)
-            item = Item(number, self.source.place(number), sample, self._recode(sample.data))
-            return self._record(item)
+            image = recode(sample.data, self.plan.options)
+            return self._record(Item(number, self.source.place(number), sample, image))
         except BadSample as error:
             return error
         # Not an image, or a feature that a record cannot store.

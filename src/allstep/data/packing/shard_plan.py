@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.image.limit import MAX_PIXELS
 from allstep.data.order import permute
-from allstep.data.packing.image import Recoding
+from allstep.data.packing.image import ImageOptions
 from allstep.data.packing.record import FORMS
 from allstep.data.sources.open_file import stamp_of
 from allstep.data.sources.source import Source
@@ -40,7 +39,7 @@ MAX_SHARDS = 99_999
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ImageOptions):
     """The user's options: exactly those that change the bytes of the result."""
 
     name: str
@@ -53,16 +52,6 @@ class Options:
     """Number of samples of a shard; None derives it from `shard_mb`."""
     shuffle: int | None = None
     """Seed of the order of the samples; None keeps the order of the source."""
-    max_side: int | None = None
-    """Maximum length of an image's longer side in pixels; None keeps every size."""
-    quality: int = 90
-    """Quality of JPEG and WebP, 1 to 100."""
-    raw: bool = False
-    """Whether to store pixels instead of encoded images."""
-    format: str = "keep"
-    """Format of all images: "jpeg", "png" or "webp"; "keep" keeps the format of each."""
-    max_pixels: int = MAX_PIXELS
-    """Maximum number of pixels; a larger image is a bad sample."""
 
     def __post_init__(self) -> None:
         if self.to not in FORMS:
@@ -83,11 +72,7 @@ class Options:
                 f"--name {self.name!r}: expected the start of a file name, without / and without a"
                 " leading dot"
             )
-        self.recoding()
-
-    def recoding(self) -> Recoding:
-        """Return the rules for converting images."""
-        return Recoding(self.max_side, self.quality, self.raw, self.format, self.max_pixels)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)

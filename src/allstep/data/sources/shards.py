@@ -83,8 +83,11 @@ class Numbering:
         return shard, number - (self._ends[shard - 1] if shard else 0)
 
 
-def read_classes(shard: str) -> tuple[str, ...]:
+def read_classes(shard: str) -> tuple[tuple[str, ...], DataError | None]:
     """Return the names in `classes.txt` next to `shard`, or () if there is no such file.
+
+    If a server refuses it instead of reporting that it is missing, also return the error to raise
+    where labels would be numbered by it: it may exist, with another order than the sorted one.
 
     Raise DataError if it exists but cannot be read: without it, labels would get other numbers.
     """
@@ -99,32 +102,25 @@ def read_classes(shard: str) -> tuple[str, ...]:
         text = bytes(found.read(0, found.size)).decode("utf-8-sig")
     except DataError as error:
         if is_absent(place, error.__cause__):
-            return ()
+            return (), _refusal(error)
         raise DataError(
             f"{error}; labels are numbered by it: make it readable, or remove it"
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: expected one name per line in UTF-8, found {error}") from error
-    return _names_in(place, text)
+    return _names_in(place, text), None
 
 
-def check_classes_not_refused(shard: str) -> None:
-    """Raise DataError if the server refuses `classes.txt` instead of reporting that it is missing.
-
-    Meant for labels that would be numbered by it: the file may exist, with another order than the
-    sorted one.
-    """
-    folder, slash, _ = shard.rpartition("/")
-    place = f"{folder}{slash}classes.txt"
-    try:
-        if is_remote(place):
-            open_file(place)
-    except DataError as error:
-        if is_refused(error.__cause__):
-            raise DataError(
-                f"{error}; labels that are texts are numbered by it: make it readable, put one"
-                " there (a name per line), or copy the data to this machine"
-            ) from error
+def _refusal(error: DataError) -> DataError | None:
+    """Return the error for labels that a refused `classes.txt` would number; None if missing."""
+    if not is_refused(error.__cause__):
+        return None
+    refusal = DataError(
+        f"{error}; labels that are texts are numbered by it: make it readable, put one there (a"
+        " name per line), or copy the data to this machine"
+    )
+    refusal.__cause__ = error
+    return refusal
 
 
 def _names_in(place: str, text: str) -> tuple[str, ...]:

@@ -39,13 +39,7 @@ from allstep.data.sources.index import Index, Progress, indexed, not_as_stored, 
 from allstep.data.sources.label_index import index_with_labels, indexed_labels, labels_entry
 from allstep.data.sources.labels import AS_NUMBERS, SORTED_ORDER, Labeling, StoredLabels, decide
 from allstep.data.sources.open_file import File, Stamp, check_unchanged, open_file, stamp_of
-from allstep.data.sources.shards import (
-    Numbering,
-    Where,
-    check_classes_not_refused,
-    list_shards,
-    read_classes,
-)
+from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.data.sources.tar.labels import LABELS, Members, label_of, recognize
 from allstep.data.sources.tar.sample_groups import Groups
@@ -180,12 +174,12 @@ class TarSource(Source):
         names = list_shards(where, is_tar, "tar files")
         self.shards = [Shard(name, checksum, progress, keep=not again) for name in names]
         self._numbers = Numbering(map(len, self.shards))
-        listed = read_classes(self.shards[0].where)
+        listed, refusal = read_classes(self.shards[0].where)
         self._data = data
         self._target_in = self._recognize_target(listed) if target is None else target
         self.labeling = labeling or self._decide(listed, tuple(classes))
-        if labeling is None and self.labeling.order == SORTED_ORDER:
-            check_classes_not_refused(self.shards[0].where)
+        if refusal and labeling is None and self.labeling.order == SORTED_ORDER:
+            raise refusal
         self.classes = self.labeling.classes or listed
         self._num_classes = num_classes or len(self.classes) or None
 

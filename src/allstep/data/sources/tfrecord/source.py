@@ -34,13 +34,7 @@ from allstep.data.sources.index import Index, Progress, index_places, indexed, w
 from allstep.data.sources.label_index import index_with_labels, indexed_labels, labels_entry
 from allstep.data.sources.labels import AS_NUMBERS, SORTED_ORDER, Labeling, StoredLabels, decide
 from allstep.data.sources.open_file import File, Stamp, check_unchanged, open_file, stamp_of
-from allstep.data.sources.shards import (
-    Numbering,
-    Where,
-    check_classes_not_refused,
-    list_shards,
-    read_classes,
-)
+from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.data.sources.tfrecord import example, raw
 from allstep.data.sources.tfrecord.features import RecordLayout, label_in, layout_for
@@ -175,10 +169,10 @@ class TFRecordSource(Source):
         self._check = check
         present = self._feature_names() if features is None else ()
         layout = layout_for(features, present, labels_from)
-        listed = read_classes(self.shards[0].where)
+        listed, refusal = read_classes(self.shards[0].where)
         self.labeling = labeling or self._decide(layout.label, listed, tuple(classes))
-        if labeling is None and self.labeling.order == SORTED_ORDER:
-            check_classes_not_refused(self.shards[0].where)
+        if refusal and labeling is None and self.labeling.order == SORTED_ORDER:
+            raise refusal
         self.classes = self.labeling.classes or listed
         num_classes = num_classes or len(self.classes) or None
         self.layout = replace(layout, num_classes=num_classes, labeling=self.labeling)
