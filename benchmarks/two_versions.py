@@ -13,6 +13,8 @@ start      seconds of `allstep train digits epochs=1`, almost all of it start an
 digits     samples per second of 20 epochs of the recipe digits
 comm       microseconds of an allreduce of 1 KB, 1 MB and 16 MB
 hvd        microseconds of `hvd.allreduce` of 1 KB
+step       `allstep bench step --model small-cnn`: speed of DistributedOptimizer and share_weights,
+           as a share of independent copies in the neighboring turn
 data       images per second of a loader over JPEG files
 =========  ==================================================================================
 """
@@ -63,7 +65,7 @@ loader = Loader(open_source(sys.argv[1]), transform, batch=64, seed=0, workers=2
 for _ in loader.batches(0, 128):
     pass
 began, count = time.perf_counter(), 0
-for batch in loader.batches(0, 1024):
+for batch in loader.batches(0, 3072):
     count += batch.weight
 print(json.dumps({"data": count / (time.perf_counter() - began)}))
 """
@@ -116,8 +118,17 @@ def measure(source: Path, images: Path) -> dict[str, float]:
             source, "-m", "allstep", "run", "-np", "2", sys.executable, "comm.py", cwd=folder
         )
         found |= json.loads(printed[printed.index("{") :])
+        found |= step_speeds(source, folder)
         (folder / "data.py").write_text(_DATA)
         return found | json.loads(run(source, "data.py", str(images), cwd=folder))
+
+
+def step_speeds(source: Path, folder: Path) -> dict[str, float]:
+    """Return the speeds of the two optimizers in `allstep bench step`."""
+    bench = ("-m", "allstep", "bench", "step", "--model", "small-cnn", "-r", "5", "--json", "-")
+    printed = json.loads(run(source, *bench, cwd=folder))
+    speeds = {row["name"]: row["speed"] for row in printed["rows"]}
+    return {f"step {name}": speeds[name] for name in ("DistributedOptimizer", "share_weights")}
 
 
 def make_images(folder: Path, count: int = 256) -> None:
@@ -133,19 +144,20 @@ def make_images(folder: Path, count: int = 256) -> None:
         Image.fromarray(coarse).resize((500, 375)).save(place / f"{number}.jpg", quality=90)
 
 
-HIGHER_IS_BETTER = ("digits", "data")
+HIGHER_IS_BETTER = ("digits", "data", "step")
 
 
 def table(before: list[dict[str, float]], after: list[dict[str, float]]) -> None:
-    print(f"{'':<12}{'before':>12}{'after':>12}   time after / before, median (least to most)")
+    print(f"{'':<28}{'before':>12}{'after':>12}   time after / before, median (least to most)")
     for name in before[0]:
         old, new = [each[name] for each in before], [each[name] for each in after]
         ratios = sorted(
-            n / o if name not in HIGHER_IS_BETTER else o / n for o, n in zip(old, new, strict=True)
+            o / n if name.startswith(HIGHER_IS_BETTER) else n / o
+            for o, n in zip(old, new, strict=True)
         )
         middle = statistics.median(ratios)
         print(
-            f"{name:<12}{statistics.median(old):>12.4g}{statistics.median(new):>12.4g}   "
+            f"{name:<28}{statistics.median(old):>12.4g}{statistics.median(new):>12.4g}   "
             f"{middle:.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
         )
 
