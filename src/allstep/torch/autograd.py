@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from allstep.hvd.handles import perform, perform_group
 from allstep.hvd.place import rank
 from allstep.hvd.process_sets import ProcessSet
-from allstep.torch.handles import perform, perform_group
-from allstep.torch.requests import (
+from allstep.hvd.requests import (
     Average,
     Sum,
     broadcasting,

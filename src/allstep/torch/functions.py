@@ -15,9 +15,9 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+from allstep.hvd.handles import synchronize
 from allstep.hvd.place import rank
 from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.torch.handles import synchronize
 from allstep.torch.ops import broadcast_
 from allstep.torch.ops_async import allgather_async, broadcast_async_
 

@@ -31,11 +31,21 @@ from allstep.hvd.basics import (
     stop_timeline,
 )
 from allstep.hvd.exceptions import HorovodInternalError
+from allstep.hvd.handles import _handle_map, poll, synchronize
 from allstep.hvd.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
+)
+from allstep.hvd.requests import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    handle_average_backwards_compatibility,
 )
 from allstep.torch.autograd import (
     HorovodAllgather,
@@ -47,7 +57,6 @@ from allstep.torch.autograd import (
     HorovodGroupedReducescatter,
     HorovodReducescatter,
 )
-from allstep.torch.handles import _handle_map, poll, synchronize
 from allstep.torch.ops import (
     allgather,
     allreduce,
@@ -76,15 +85,6 @@ from allstep.torch.ops_async import (
     join,
     reducescatter_async,
     sparse_allreduce_async,
-)
-from allstep.torch.requests import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    handle_average_backwards_compatibility,
 )
 
 __all__ = [

@@ -11,7 +11,16 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
+from allstep.hvd.handles import perform, perform_group
 from allstep.hvd.process_sets import ProcessSet, global_process_set
+from allstep.hvd.requests import (
+    Average,
+    broadcasting,
+    group_names,
+    handle_average_backwards_compatibility,
+    named,
+    reduction,
+)
 from allstep.torch.autograd import (
     HorovodAllgather,
     HorovodAllreduce,
@@ -24,15 +33,6 @@ from allstep.torch.autograd import (
     apply,
 )
 from allstep.torch.compression import Compression, Compressor
-from allstep.torch.handles import perform, perform_group
-from allstep.torch.requests import (
-    Average,
-    broadcasting,
-    group_names,
-    handle_average_backwards_compatibility,
-    named,
-    reduction,
-)
 
 # Reductions
 

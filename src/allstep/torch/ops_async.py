@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from allstep.engine import Kind, Request
+from allstep.hvd.handles import enqueue, enqueue_group, perform, synchronize
 from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.torch.handles import enqueue, enqueue_group, perform, synchronize
-from allstep.torch.requests import (
+from allstep.hvd.requests import (
     Average,
     broadcasting,
     exchanging,

@@ -35,6 +35,7 @@ from allstep.comm.op.gradient_norms import values_of
 from allstep.errors import CommError
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.exceptions import HorovodInternalError
+from allstep.hvd.gradient_group import gradient_group
 from allstep.hvd.gradient_listener import TimelineListener
 from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
@@ -45,7 +46,6 @@ from allstep.parallel.subclass import wrapped
 from allstep.parallel.updates import ByOwners, Update
 from allstep.torch.adasum_optimizer import make_adasum
 from allstep.torch.compression import Compression
-from allstep.torch.gradient_group import gradient_group
 from allstep.torch.mpi_ops import (
     Adasum,
     Average,
