@@ -6,6 +6,11 @@ user reads both. Wrong arguments are ValueErrors and never one of these exceptio
 would not help.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from allstep.errors import CommError
+
 
 class HorovodInternalError(RuntimeError):
     """A collective failed: a lost peer, different requests of the ranks, or an engine shutdown."""
@@ -30,3 +35,12 @@ class HorovodVersionMismatchError(ImportError):
         self.name = name
         self.version = version
         self.installed_version = installed_version
+
+
+@contextmanager
+def horovods_errors() -> Iterator[None]:
+    """Raise failures between ranks within the block as Horovod's error."""
+    try:
+        yield
+    except CommError as error:
+        raise HorovodInternalError(str(error)) from error

@@ -1,4 +1,4 @@
-"""The engine as the torch front-end sees it: failures between ranks raise HorovodInternalError."""
+"""The engine as the front-ends see it: failures between ranks raise HorovodInternalError."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

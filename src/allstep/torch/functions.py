@@ -1,25 +1,26 @@
-"""Broadcasts and gathers of whole values: parameters, the state of an optimizer, any object.
+"""Broadcasts of whole values: parameters, the state of an optimizer, any object."""
 
-Objects are sent as bytes of cloudpickle, so lambdas and classes of the main script can be sent.
-Only the ranks of this job can send them.
-"""
-
-import io
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+from allstep.hvd import objects
 from allstep.hvd.handles import synchronize
+from allstep.hvd.objects import broadcast_object
 from allstep.hvd.place import rank
-from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.torch.ops import broadcast_
-from allstep.torch.ops_async import allgather_async, broadcast_async_
+from allstep.torch.ops_async import broadcast_async_
+
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
 
 
 def broadcast_parameters(params: Mapping[str, Tensor] | list[Any], root_rank: int) -> None:
@@ -41,37 +42,9 @@ def broadcast_parameters(params: Mapping[str, Tensor] | list[Any], root_rank: in
     _wait_for(broadcast_async_(tensor, root_rank, name) for name, tensor in named)
 
 
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return the root's object on all ranks; the root gets its own object back.
-
-    `obj` is ignored on other ranks than `root_rank` (default: 0). `name`: as for all operations,
-    see `allstep.torch` (default: "broadcast_object").
-    """
-    name = name or "broadcast_object"
-    is_root = rank() == root_rank
-    data = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
-    length = torch.tensor([len(data)])
-    broadcast_(length, root_rank, f"{name}.sz", process_set)
-    if not is_root:
-        data = torch.empty(int(length), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{name}.t", process_set)
-    return obj if is_root else _from_bytes(data)
-
-
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """Return a list of the objects `obj` of all ranks, by rank. They must be picklable."""
-    name = name or "allgather_object"
-    data = _to_bytes(obj)
-    lengths = allgather_async(torch.tensor([len(data)]), f"{name}.sz")
-    gathered = allgather_async(data, f"{name}.t")
-    return [
-        _from_bytes(each) for each in synchronize(gathered).split(synchronize(lengths).tolist())
-    ]
+    return objects.allgather_object(obj, name)
 
 
 def broadcast_optimizer_state(
@@ -196,13 +169,3 @@ def _wait_for(handles: Iterable[int]) -> None:
     """Start all operations, then wait for each."""
     for handle in list(handles):
         synchronize(handle)
-
-
-def _to_bytes(obj: Any) -> Tensor:
-    buffer = io.BytesIO()
-    cloudpickle.dump(obj, buffer)
-    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
-
-
-def _from_bytes(data: Tensor) -> Any:
-    return cloudpickle.loads(data.numpy())

@@ -32,9 +32,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from allstep.comm.op.gradient_norms import values_of
-from allstep.errors import CommError
 from allstep.hvd.attached import keep_attached
-from allstep.hvd.exceptions import HorovodInternalError
+from allstep.hvd.exceptions import HorovodInternalError, horovods_errors
 from allstep.hvd.gradient_group import gradient_group
 from allstep.hvd.gradient_listener import TimelineListener
 from allstep.hvd.place import running, size
@@ -171,15 +170,6 @@ def _by_owners(optimizer: Optimizer, op: int, compression: Any) -> ByOwners:
             "share_weights does not work with LBFGS, which updates all parameters as one vector"
         )
     return ByOwners(type(optimizer))
-
-
-@contextmanager
-def horovods_errors() -> Iterator[None]:
-    """Raise failures between ranks within the block as Horovod's error."""
-    try:
-        yield
-    except CommError as error:
-        raise HorovodInternalError(str(error)) from error
 
 
 class Distributed(ReplicatedOptimizer):
