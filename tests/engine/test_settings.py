@@ -45,6 +45,8 @@ def test_a_stop_before_the_first_report_is_ignored(capsys: pytest.CaptureFixture
     [
         {"HOROVOD_FUSION_THRESHOLD": "64MB"},
         {"HOROVOD_FUSION_THRESHOLD": "-1"},
+        {"HOROVOD_FUSION_THRESHOLD": "inf"},
+        {"HOROVOD_FUSION_THRESHOLD": "1e400"},
         {"HOROVOD_THREAD_AFFINITY": "0"},
         {"HOROVOD_THREAD_AFFINITY": "0,x"},
     ],

@@ -1,5 +1,6 @@
 """The engine's settings from the environment, read once at its start."""
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -77,6 +78,6 @@ def number(name: str, default: float, env: Mapping[str, str]) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not value >= 0:
+    if not 0 <= value < math.inf:
         raise ConfigError(f"{name}={text!r} is not a number of at least 0")
     return value

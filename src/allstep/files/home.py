@@ -4,6 +4,9 @@ Both need the user's home folder, and a container that runs under a foreign user
 `HOME`, and no entry in the table of users.
 """
 
+import contextlib
+import os
+import stat
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_config_path
@@ -36,6 +39,19 @@ def config_home() -> Path:
         return user_config_path("allstep")
     except RuntimeError as error:
         raise ConfigError(f"{_NO_HOME} or XDG_CONFIG_HOME to a folder for settings") from error
+
+
+def private_folder(folder: Path) -> Path:
+    """Create a folder for this user alone; raise ConfigError if another user can write to it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            f"{folder} must be a folder that belongs to you alone (mode 700): remove it"
+        )
+    return folder
 
 
 _NO_HOME = "this user has no home folder (no HOME, no entry among the users): set HOME,"

@@ -228,6 +228,31 @@ def test_a_runtime_folder_that_is_a_file_is_not_used(
     assert rendezvous.runtime_folder() == tmp_path / "allstep"
 
 
+@pytest.mark.parametrize("squatter", ["folder", "file", "link", "pipe"])
+def test_another_user_who_takes_the_name_in_a_shared_folder_blocks_no_run(
+    squatter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    taken = tmp_path / f"allstep-{os.getuid()}"
+    if squatter == "folder":
+        taken.mkdir()
+        taken.chmod(0o777)
+    elif squatter == "file":
+        taken.touch()
+    elif squatter == "link":
+        taken.symlink_to(tmp_path / "nothing")
+    else:
+        os.mkfifo(taken)
+    folder = rendezvous.runtime_folder()
+    assert folder.is_relative_to(tmp_path / "cache") and folder.stat().st_mode & 0o777 == 0o700
+    assert rendezvous.runtime_folder() == folder
+    folder.chmod(0o777)
+    with pytest.raises(WorldError, match=r"belongs to you alone.*set XDG_RUNTIME_DIR"):
+        rendezvous.runtime_folder()
+
+
 @pytest.mark.parametrize("text", ["0", "99999", "-1", "1.5", " 80", "0x50", "\u0663", "1" * 5000])
 def test_a_port_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", text)

@@ -322,11 +322,16 @@ def test_one_rank_alone(ranks: Ranks, tmp_path: Path) -> None:
     [
         ("/no/such/folder/trace.json", "No such file or directory"),
         ("/dev/full", "No space left on device"),
+        ("pipe", "is a pipe, expected a file"),
     ],
 )
 def test_a_file_that_cannot_be_written(
     ranks: Ranks, tmp_path: Path, path: str, reason: str
 ) -> None:
+    if path == "pipe":
+        path = str(tmp_path / "pipe")
+        os.mkfifo(path)
+
     def start(path: str, good: str) -> str:
         import torch.distributed as dist
 

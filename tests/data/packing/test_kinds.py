@@ -5,6 +5,7 @@ Reference: Pillow.
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,3 +74,22 @@ def test_a_kind_without_a_suffix_becomes_png(tmp_path: Path, to: str, name: str,
     np.testing.assert_array_equal(
         decode(stored), np.array(Image.open(io.BytesIO(content)).convert("RGB"))
     )
+
+
+@pytest.mark.parametrize("turn", [5, 6, 7, 8])
+@pytest.mark.parametrize("options", [{"max_side": 25}, {"raw": True}, {"format": "png"}])
+def test_a_turned_tiff_keeps_its_proportions(
+    tmp_path: Path, turn: int, options: dict[str, Any]
+) -> None:
+    """Orientation is ignored, so the size of the stored pixels counts, not that of the turned."""
+    picture = image(1, 20, 30)
+    found = []
+    for name, tags in (("plain", {}), ("turned", {274: turn})):
+        folder = tmp_path / name / "cat"
+        folder.mkdir(parents=True)
+        picture.save(folder / "a.tif", tiffinfo=tags)
+        out = tmp_path / f"{name}-out"
+        pack(open_source(aged(tmp_path / name)), "src", out, Options("x", **options), strict=True)
+        data = open_source(out).read(0).data
+        found.append(data if isinstance(data, np.ndarray) else decode(data))
+    np.testing.assert_array_equal(*found)

@@ -1,6 +1,7 @@
 """Execution modes: choices by given times; compiling with the real compiler, and without one."""
 
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 import allstep
 from allstep.norm import convert
+from allstep.train.step import execution
 from allstep.train.step.execution import Chosen, applied, choose, decide, settle
 from allstep.train.step.timing import Trial, reason
 from support.ranks import Ranks
@@ -220,3 +222,24 @@ def test_weights_of_one_channel_are_laid_out_too() -> None:
     expected = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last).weight.stride()  # type: ignore[call-overload]
     assert applied(model, "channels-last").weight.stride() == expected == (9, 1, 3, 1)
     assert applied(model, "plain").weight.stride() == (9, 9, 3, 1)
+
+
+def test_compiled_code_is_kept_where_no_other_user_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch executes the files that it finds in this folder."""
+    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+    for expected in (tmp_path / "cache" / "compiled", None):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+        execution._keep_compiled_code_private()
+        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert folder.stat().st_mode & 0o777 == 0o700 and folder.stat().st_uid == os.getuid()
+        if expected is None:
+            assert not folder.is_relative_to(tmp_path)
+            folder.rmdir()
+        else:
+            assert folder == expected
+            folder.chmod(0o777)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    execution._keep_compiled_code_private()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"

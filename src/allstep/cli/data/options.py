@@ -17,6 +17,14 @@ Src = Annotated[
         ),
     ),
 ]
+LabelsFrom = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Smallest label of TFRecord files (default: 1 for image/class/label, else 0).",
+    ),
+]
 Test = Annotated[
     bool,
     typer.Option(

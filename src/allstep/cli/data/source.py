@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def opened(src: str, test: bool = False) -> "Iterator[Source]":
+def opened(src: str, test: bool = False, labels_from: int | None = None) -> "Iterator[Source]":
     """Open the source, print its notes, and close it at the end.
 
-    Missing indexes are built now, with a progress bar. `test` selects the test split. Raise
-    DataError if the source has no samples.
+    Missing indexes are built now, with a progress bar. `test` selects the test split,
+    `labels_from` is the smallest label. Raise DataError if the source has no samples.
     """
     from allstep.console.progress_bar import bar
     from allstep.data.opening import open_source
@@ -33,6 +33,7 @@ def opened(src: str, test: bool = False) -> "Iterator[Source]":
         source = open_source(
             place,
             train=not test,
+            labels_from=labels_from,
             progress=lambda name, done, total: shown(done, total, Path(name).name),
         )
     source.classes = source.classes or classes

@@ -48,6 +48,7 @@ def pack(
     strict: options.Strict = False,
     overwrite: options.Overwrite = False,
     max_pixels: options.MaxPixels = MAX_PIXELS,
+    labels_from: options.LabelsFrom = None,
 ) -> None:
     """Pack samples into a few large shards. After an interruption, the same command resumes."""
     from allstep.console.progress_bar import bar
@@ -67,10 +68,12 @@ def pack(
         max_pixels=max_pixels,
     )
     check_outside(src, dst)
-    with _resume_hint(), opened(src, test) as source, bar("packing") as shown:
+    origin = f"{absolute(src)}{' (test)' if test else ''}"
+    origin += "" if labels_from is None else f" (labels from {labels_from})"
+    with _resume_hint(), opened(src, test, labels_from) as source, bar("packing") as shown:
         outcome = pack_all(
             source,
-            f"{absolute(src)}{' (test)' if test else ''}",
+            origin,
             dst,
             packing,
             jobs=jobs,
@@ -103,13 +106,18 @@ def _report_packed(outcome: "Outcome") -> None:
 
 
 @data.command()
-def info(src: options.Src, test: options.Test = False, json: options.InfoJson = None) -> None:
+def info(
+    src: options.Src,
+    test: options.Test = False,
+    json: options.InfoJson = None,
+    labels_from: options.LabelsFrom = None,
+) -> None:
     """Show what a dataset has: samples, files, sizes of images, balance of the classes."""
     from allstep.cli.data.table import info_table
     from allstep.data.inspect.info import info as inspect
 
     check_output("--json", json, "JSON")
-    with opened(src, test) as source:
+    with opened(src, test, labels_from) as source:
         found = inspect(source, src)
     info_table(found, stderr=str(json) == STDOUT)
     write_text("--json", json, json_format.dumps(found.to_json(), indent=2) + "\n")
@@ -138,6 +146,7 @@ def verify(
     jobs: options.Jobs = None,
     list_file: options.ListFile = None,
     max_pixels: options.MaxPixels = MAX_PIXELS,
+    labels_from: options.LabelsFrom = None,
 ) -> None:
     """Check every checksum and decode every image. The exit status is 1 if a sample is bad."""
     from allstep.cli.data.table import bad_table
@@ -145,7 +154,7 @@ def verify(
     from allstep.data.inspect.verify import verify as check
 
     check_output("--list", list_file, "JSON")
-    with opened(src, test) as source, bar("checking") as shown:
+    with opened(src, test, labels_from) as source, bar("checking") as shown:
         found = check(
             source,
             jobs=jobs,
@@ -173,6 +182,7 @@ def show(
     seed: options.RunSeed = None,
     test: options.Test = False,
     max_pixels: options.ShownMaxPixels = None,
+    labels_from: options.LabelsFrom = None,
 ) -> None:
     """Draw samples next to their augmented versions."""
     from allstep.data.augment.parse import spelled
@@ -186,7 +196,7 @@ def show(
     transform = spelled(text)
     transform.max_pixels = max_pixels or default_max_pixels
     seed = default_seed if seed is None else seed
-    with opened(src, test) as source:
+    with opened(src, test, labels_from) as source:
         numbers = spread(len(source), samples)
         save(sheet(source, transform, numbers, columns=epochs, seed=seed), out)
     print_line(f"{out}: {len(numbers)} samples, {epochs} epochs of {transform.describe()}")

@@ -21,7 +21,7 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
+import socket
 import subprocess
 import tempfile
 import time
@@ -37,8 +37,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from allstep import machine, wire
 from allstep.comm.join.launcher_store import WireStore
-from allstep.errors import WorldError
+from allstep.errors import ConfigError, WorldError
 from allstep.files.atomic import replace_file
+from allstep.files.home import cache_home, private_folder
 from allstep.limits import Limits
 from allstep.process.liveness import birth
 from allstep.wire.handshake import WrongToken
@@ -140,23 +141,29 @@ def _torch_store(world: World, limits: Limits) -> Store:
 
 
 def runtime_folder() -> Path:
-    """Return a folder that belongs to the user alone, for files that exist as long as a run."""
+    """Return a folder that belongs to the user alone, for files that exist as long as a run.
+
+    In a shared temporary folder another user may have taken the name. Then it is in the user's
+    cache folder, which several hosts may share.
+    """
     chosen = os.environ.get("XDG_RUNTIME_DIR", "")
     # Path.is_dir would raise where a folder above may not be entered.
     is_folder = os.path.isdir(chosen)  # noqa: PTH112
     if is_folder and os.access(chosen, os.W_OK) and Path(chosen).stat().st_uid == os.getuid():
-        folder = Path(chosen) / "allstep"
-    else:
-        folder = Path(tempfile.gettempdir()) / f"allstep-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise WorldError(
-            f"{folder} must be a folder that belongs to you alone (mode 700): remove it, or set"
-            " XDG_RUNTIME_DIR"
-        )
-    return folder
+        return _private(Path(chosen) / "allstep")
+    try:
+        return _private(Path(tempfile.gettempdir()) / f"allstep-{os.getuid()}")
+    except WorldError:
+        with contextlib.suppress(WorldError, ConfigError, OSError):
+            return _private(cache_home() / f"run-{socket.gethostname()}")
+        raise
+
+
+def _private(folder: Path) -> Path:
+    try:
+        return private_folder(folder)
+    except ConfigError as error:
+        raise WorldError(f"{error}, or set XDG_RUNTIME_DIR to a folder of your own") from error
 
 
 def _by_file(world: World, limits: Limits) -> Rendezvous:

@@ -12,9 +12,11 @@ class like `Chrome`.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -124,13 +126,31 @@ def described(text: str) -> tuple[str, dict[str, Any]]:
     return name, details
 
 
+def _open(path: str) -> int:
+    """Open a file to write it from its beginning; raise OSError for a pipe.
+
+    Without O_NONBLOCK, opening a pipe would wait for a reader.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+    is_pipe = OSError(errno.EINVAL, "is a pipe, expected a file")
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        raise is_pipe if error.errno == errno.ENXIO else error from None
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise is_pipe
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 class TraceFile:
     """A trace file that grows. Raises ConfigError with the reason if it cannot be written."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            self._fd = _open(path)
         except OSError as error:
             raise self._problem(error) from error
         self._num_bytes = 0

@@ -3,14 +3,16 @@
 | first bytes | decoder | if that fails |
 |---|---|---|
 | JPEG | simplejpeg (`jpeg`), only the rows of a crop | Pillow, but not for broken files |
-| TIFF | Pillow | |
+| TIFF, AVIF, JPEG 2000, GIF, BMP | Pillow | |
 | binary PGM, PPM with another maximum than 255 or 65,535 | `pnm`: OpenCV does not scale | |
-| anything else (PNG, WebP, BMP ...) | OpenCV | Pillow |
+| anything else (PNG, WebP ...) | OpenCV | Pillow |
 | arrays | none, they are used as they are | |
 
 Pillow decodes JPEGs with CMYK, unusual sampling or harmless warnings; a broken JPEG is an error at
-once. OpenCV is not used for TIFF, because it returns strips that it could not unpack and multiplies
-colors by the transparency.
+once. OpenCV is not used for formats whose colors it gets wrong: of TIFF it returns strips that it
+could not unpack and multiplies colors by the transparency; of AVIF with transparency it exchanges
+red and blue; it does not convert JPEG 2000 from sYCC; of GIF it replaces transparent pixels, and it
+misreads some masks of BMP.
 
 A file's name does not matter. All decoders return the same pixels for the same JPEG. Transparency
 is dropped, not blended; palettes and grey become RGB; of 16 bits the upper 8 are used; 32 bits and
@@ -50,7 +52,9 @@ _FLAGS = {
     1: cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
     3: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION,
 }
-_TIFF = (b"II*\0", b"MM\0*")
+_JPEG_2000 = (b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")
+_FOR_PILLOW = (b"II*\0", b"MM\0*", b"GIF8", b"BM", *_JPEG_2000)
+"""First bytes of TIFF, GIF, BMP and JPEG 2000."""
 
 
 def decode(data: Any, channels: int = 3, max_pixels: int = MAX_PIXELS) -> Pixels:
@@ -132,10 +136,17 @@ def _with_channels(data: Any, channels: int) -> Pixels:
     raise ValueError(f"an image of {image.shape[2]} channels cannot be given as {channels}")
 
 
+def _is_for_pillow(head: bytes) -> bool:
+    """Return whether a file is of a format that OpenCV decodes wrongly. AVIF has its name later."""
+    return head.startswith(_FOR_PILLOW) or head[4:11] == b"ftypavi"
+
+
 def _by_opencv(code: memoryview, channels: int, max_pixels: int) -> Pixels:
     if not len(code):
         raise ValueError("no bytes at all")
-    if bytes(code[:4]) in _TIFF:
+    if _is_for_pillow(bytes(code[:16])):
+        # Pillow takes the size of a GIF from its frames.
+        check_size(size_of(code), max_pixels)
         return decode_by_pillow(code, channels, max_pixels)
     if (scaled := decode_scaled(code, max_pixels)) is not None:
         return _with_channels(scaled, channels)

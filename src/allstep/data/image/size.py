@@ -15,7 +15,7 @@ import io
 import struct
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 Size = tuple[int, int]
 
@@ -32,7 +32,17 @@ def size_of(code: Any) -> Size:
     if size := _at_fixed_places(bytes(code[:30])):
         return size
     with opened(code) as image:
-        return image.height, image.width
+        return stored_size(image)
+
+
+def stored_size(image: Image.Image) -> Size:
+    """Return (height, width) of the stored pixels, without the orientation.
+
+    Pillow states the size of a TIFF after its rotation.
+    """
+    if image.format == "TIFF" and image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8):
+        return image.width, image.height
+    return image.height, image.width
 
 
 def opened(code: Any) -> Image.Image:

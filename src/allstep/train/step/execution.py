@@ -28,13 +28,19 @@ started with, not choose again, to compute the same bits.
 """
 
 import math
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from allstep.data.cache import cache_folder
+from allstep.errors import ConfigError
+from allstep.files.home import private_folder
 from allstep.norm import SyncBatchNorm
 from allstep.train.step.timing import (
     Example,
@@ -147,7 +153,23 @@ def _compiled(model: nn.Module) -> Any:
         # torch does not annotate `_call_impl`.
         return model._call_impl(*args, **named)  # type: ignore[no-untyped-call]
 
+    _keep_compiled_code_private()
     return torch.compile(call)
+
+
+def _keep_compiled_code_private() -> None:
+    """Set a folder of the user for compiled code, unless the user has set one.
+
+    torch executes what it finds there. Its default has a predictable name in the temporary folder,
+    where another user of the machine may create it first.
+    """
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return
+    try:
+        folder = private_folder(cache_folder() / "compiled")
+    except (ConfigError, OSError):
+        folder = Path(tempfile.mkdtemp(prefix="allstep-compiled-"))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def _trial(copied: TrialModel, mode: str, loss_of: LossOf, steps: int) -> Trial:

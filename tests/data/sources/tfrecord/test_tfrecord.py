@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from allstep.data import Transform
+from allstep.data.augment import Resize
+from allstep.data.loading.loader import Loader
 from allstep.data.packing.source import with_all_features
 from allstep.data.sources import unpack
 from allstep.data.sources.open_file import RemoteFile
@@ -17,6 +20,7 @@ from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.framing import frame
 from allstep.data.sources.tfrecord.source import TFRecordSource, is_tfrecord
 from allstep.errors import DataError
+from support.synthetic_photos import encoded, scene
 from support.tfrecord_files import read_records, write_records
 
 Write = Callable[..., Path]
@@ -95,8 +99,30 @@ def test_tensorflow_names_count_labels_from_one(write: Write) -> None:
     assert source.read(0).target == 0 and source.read(1).target == 999
     assert source.read(0).fields == {"text": b"cat"}
     with pytest.raises(BadSample, match="label is 0, expected labels from 1 on; labels_from=0"):
-        source.read(2)
+        TFRecordSource(path, labels_from=1).read(2)
     assert TFRecordSource(path, labels_from=0).read(2).target == 0
+
+
+def test_a_label_of_zero_where_labels_usually_begin_with_one_is_not_guessed(write: Write) -> None:
+    """Some converters begin with 0 there: skipping these samples would shift all other labels."""
+    image = encoded(scene(8, 8), "PNG")
+    path = write(
+        [{"image/encoded": image, "image/class/label": label} for label in (1, 2, 0, 2, -1)]
+    )
+    message = r"its label is 0 in image/class/label.*data.labels_from=0 .*--labels-from 0"
+    source = TFRecordSource(path)
+    for opened in (source, pickle.loads(pickle.dumps(source))):
+        with pytest.raises(DataError, match=message) as caught:
+            opened.read(2)
+        assert not isinstance(caught.value, BadSample)
+        with pytest.raises(DataError, match=message):
+            opened.targets()
+        with pytest.raises(BadSample, match="label is -1, expected labels from 1 on"):
+            opened.read(4)
+    with pytest.raises(DataError, match=message):
+        list(Loader(source, Transform(Resize(8)), batch=2, workers=0))
+    assert TFRecordSource(path, labels_from=0).targets().tolist() == [1, 2, 0, 2, -1]
+    assert TFRecordSource(path, labels_from=1).targets().tolist() == [0, 1, -1, 1, -1]
 
 
 def test_a_map_delivers_any_feature(write: Write) -> None:

@@ -44,6 +44,13 @@ _IMAGES = (PIXELS, "image/encoded", "image", _TUTORIAL)
 _LABELS = (LABEL, _FROM_ONE)
 
 
+class LabelStartUnclear(Exception):
+    """A label is 0 in image/class/label, whose labels begin with 1 in ImageNet's records.
+
+    Other converters begin with 0 there. Only the user knows which of them wrote the records.
+    """
+
+
 @dataclass(frozen=True)
 class RecordLayout:
     """How the records of a dataset become samples."""
@@ -54,6 +61,8 @@ class RecordLayout:
     """The smallest stored label: target = label - labels_from."""
     num_classes: int | None = None
     """Targets are 0..num_classes-1; None if the number is not known."""
+    start_is_assumed: bool = False
+    """Whether `labels_from` is the convention for image/class/label, not the user's choice."""
     labeling: Labeling = AS_NUMBERS
 
     @cached_property
@@ -103,6 +112,8 @@ class RecordLayout:
                 return value
         target = value - self.labels_from
         first = self.labels_from
+        if value == 0 and self.start_is_assumed:
+            raise LabelStartUnclear
         if target < 0 and (first or self.num_classes):
             hint = "; labels_from=0 if they begin with 0" if first else ""
             raise ValueError(f"its label is {value}, expected labels from {first} on{hint}")
@@ -142,8 +153,9 @@ def layout_for(
     `labels_from` is the smallest label (None: 1 for image/class/label, else 0).
     """
     chosen = recognize(present) if features is None else features
-    start = (1 if chosen.get(_FROM_ONE) == "target" else 0) if labels_from is None else labels_from
-    return RecordLayout(dict(chosen), start)
+    is_from_one = labels_from is None and chosen.get(_FROM_ONE) == "target"
+    start = int(is_from_one) if labels_from is None else labels_from
+    return RecordLayout(dict(chosen), start, start_is_assumed=is_from_one)
 
 
 def label_in(record: memoryview, feature: str) -> Any:

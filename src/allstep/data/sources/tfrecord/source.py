@@ -37,7 +37,12 @@ from allstep.data.sources.open_file import File, Stamp, check_unchanged, open_fi
 from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.data.sources.tfrecord import example, raw
-from allstep.data.sources.tfrecord.features import RecordLayout, label_in, layout_for
+from allstep.data.sources.tfrecord.features import (
+    LabelStartUnclear,
+    RecordLayout,
+    label_in,
+    layout_for,
+)
 from allstep.data.sources.tfrecord.framing import OVERHEAD, data_at, length_at
 from allstep.data.sources.tfrecord.labels import Records
 from allstep.data.sources.tfrecord.scan import walk
@@ -132,6 +137,8 @@ class Shard:
         try:
             target = layout.target(label_in(self.record(row, check=False), layout.label or ""))
             return -1 if target is None or isinstance(target, np.ndarray) else int(target)
+        except LabelStartUnclear:
+            raise _label_start_error(Place(self.where, self.offset(row))) from None
         except ValueError:
             return -1
 
@@ -185,7 +192,7 @@ class TFRecordSource(Source):
         names = [shard.where for shard in self.shards]
         stamps = [shard.index.stamp for shard in self.shards]
         settings = {
-            "labels_from": layout.labels_from,
+            "labels_from": None if layout.start_is_assumed else layout.labels_from,
             "num_classes": layout.num_classes,
             "check": self._check,
             "labeling": self.labeling,
@@ -204,6 +211,8 @@ class TFRecordSource(Source):
             return sample or layout.sample(record)
         except ValueError as error:
             raise BadSample(number, self.place(number), str(error)) from error
+        except LabelStartUnclear:
+            raise _label_start_error(self.place(number)) from None
 
     def place(self, number: int) -> Place:
         shard, row = self._locate(number)
@@ -216,7 +225,7 @@ class TFRecordSource(Source):
             located = [self._locate(number) for number in numbers.tolist()]
             records = [shard.record(row, self._check) for shard, row in located]
             found = raw.gather(records, self.layout, self._templates)
-        except ValueError:
+        except (ValueError, LabelStartUnclear):
             return None
         return Block(*found) if found else None
 
@@ -266,6 +275,15 @@ def _reopen(
     source = TFRecordSource(names, features, **settings)
     check_unchanged(names, stamps, [shard.index.stamp for shard in source.shards])
     return source
+
+
+def _label_start_error(place: Place) -> DataError:
+    """Return the error for a label of 0 where labels usually begin with 1."""
+    return DataError(
+        f"{place}: its label is 0 in image/class/label, where ImageNet's records begin with 1."
+        " State how labels begin here: data.labels_from=0 (in allstep data: --labels-from 0), or 1"
+        " to count such samples as bad"
+    )
 
 
 def _smallest(labels: NDArray[np.int64]) -> NDArray[Any]:
