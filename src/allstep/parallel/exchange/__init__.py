@@ -7,6 +7,7 @@ bucketed         the common part of AllReduce and Owners: the step, the header, 
 all_reduce       AllReduce: every rank gets the mean of every gradient
 owners           Owners: each rank of a host gets the mean of what it updates (with
                  `shared_parameters`)
+array_list       ArrayList: arrays of another framework, in place or into memory of our own
 (servers)        planned: a parameter server takes gradients and returns weights (`kvstore`)
 (averaging)      planned: weights are averaged at intervals, instead of gradients
 (sharded)        planned: optimizer states distributed over all ranks
@@ -19,8 +20,9 @@ May import: `comm`, `optim` and below. Start with `exchange`, then `bucketed`.
 """
 
 from allstep.parallel.exchange.all_reduce import AllReduce
+from allstep.parallel.exchange.array_list import ArrayList
 from allstep.parallel.exchange.exchange import Exchange, Listener, Rule
 from allstep.parallel.exchange.owners import Owners
 from allstep.parallel.exchange.parameter_order import Named
 
-__all__ = ["AllReduce", "Exchange", "Listener", "Named", "Owners", "Rule"]
+__all__ = ["AllReduce", "ArrayList", "Exchange", "Listener", "Named", "Owners", "Rule"]

@@ -26,10 +26,10 @@ class Pack:
     views: dict[int, Tensor]
 
 
-def make_pack(group: AllstepGroup, named: Sequence[Named], numbers: Sequence[int]) -> Pack:
+def make_pack(group: AllstepGroup | None, named: Sequence[Named], numbers: Sequence[int]) -> Pack:
     """Return a buffer for the parameters with these numbers, which have one dtype and device.
 
-    All ranks of the group call it together.
+    All ranks of the group call it together, and share the memory; None: memory of its own.
     """
     shapes = [named[number].parameter for number in numbers]
     dtype, device = shapes[0].dtype, shapes[0].device
@@ -38,7 +38,7 @@ def make_pack(group: AllstepGroup, named: Sequence[Named], numbers: Sequence[int
     count = total * (2 if dtype.is_complex else 1)
     flat = (
         shared_empty(count, real, group)
-        if device.type == "cpu"
+        if device.type == "cpu" and group is not None
         else torch.empty(count, dtype=real, device=device)
     )
     whole = torch.view_as_complex(flat.view(-1, 2)) if dtype.is_complex else flat
