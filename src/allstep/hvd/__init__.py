@@ -10,6 +10,7 @@ rest; the objects are the same in all of them, as Horovod's are in `horovod.comm
 | `requests`, `handles` | numbers of reductions, requests to the engine, results |
 | `objects` | broadcast_object, allgather_object |
 | `gradient_group` | the process group of the optimizers |
+| `gradient_list` | the gradients of a step of another framework than torch |
 | `place` | the running engine; rank(), size() and related calls |
 | `process_sets` | ProcessSet, global_process_set, add_process_set, remove_process_set |
 | `timeline` | start_timeline, stop_timeline |

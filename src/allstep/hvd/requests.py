@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import ReduceOp
 
 from allstep.engine import Kind, Op, Request
 from allstep.hvd.place import size
@@ -18,6 +19,15 @@ from allstep.hvd.util import get_average_backwards_compatibility_fun, num_rank_i
 
 # Plain numbers, since scripts compare, print and pickle them.
 Average, Sum, Adasum, Min, Max, Product = (int(op) for op in Op)
+
+REDUCTIONS = {
+    Average: ReduceOp.SUM,
+    Sum: ReduceOp.SUM,
+    Min: ReduceOp.MIN,
+    Max: ReduceOp.MAX,
+    Product: ReduceOp.PRODUCT,
+}
+"""torch's reduction for each operation of an optimizer, except Adasum."""
 
 
 class _ReduceOps:

@@ -38,6 +38,7 @@ from allstep.hvd.gradient_group import gradient_group
 from allstep.hvd.gradient_listener import TimelineListener
 from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
+from allstep.hvd.requests import REDUCTIONS
 from allstep.parallel.exchange import Exchange, Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, ratio_methods
@@ -48,22 +49,12 @@ from allstep.torch.compression import Compression
 from allstep.torch.mpi_ops import (
     Adasum,
     Average,
-    Max,
-    Min,
-    Product,
     Sum,
     allreduce,
     sparse_allreduce_async,
 )
 from allstep.torch.parameter_names import check_names, split_groups
 
-_KINDS = {
-    Average: ReduceOp.SUM,
-    Sum: ReduceOp.SUM,
-    Min: ReduceOp.MIN,
-    Max: ReduceOp.MAX,
-    Product: ReduceOp.PRODUCT,
-}
 _TWICE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after"
     " optimizer.synchronize(): the gradients are reduced a second time. Use `with"
@@ -117,7 +108,7 @@ def DistributedOptimizer(  # noqa: N802
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: it must be above 0")
     if op == Adasum and size() > 1:
         return make_adasum(optimizer, named, compression, backward_passes_per_step, process_set)
-    if op not in (*_KINDS, Adasum):
+    if op not in (*REDUCTIONS, Adasum):
         raise ValueError(f"op={op} is not a reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
     update = _by_owners(optimizer, op, compression) if share_weights and size() > 1 else None
     # Owners reduce gradients in their memory, so all gradients must be dense.
@@ -151,7 +142,7 @@ def _next_key() -> str:
 def _rule(op: int, compression: Any, densify: bool) -> Rule:
     compressed = compression is not Compression.none
     return Rule(
-        kind=_KINDS.get(op, ReduceOp.SUM),
+        kind=REDUCTIONS.get(op, ReduceOp.SUM),
         mean=op == Average,
         compress=compression.compress if compressed else None,
         decompress=compression.decompress if compressed else None,

@@ -1,0 +1,118 @@
+"""The gradients of a step of another framework than torch, as one list (D20).
+
+```
+front-end       views of its framework's gradients, in one call per step
+GradientList    from init() to shutdown(), join, Horovod's errors
+ArrayList       the sums (`parallel.exchange.array_list`)
+```
+
+The ranks number their lists in the order in which they make them, so all ranks make the same lists
+in the same order. Nothing is communicated before the first `reduce`.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allstep.hvd.attached import keep_attached
+from allstep.hvd.exceptions import horovods_errors
+from allstep.hvd.gradient_group import gradient_group
+from allstep.hvd.gradient_listener import TimelineListener
+from allstep.hvd.place import running
+from allstep.hvd.process_sets import ProcessSet, global_process_set
+from allstep.hvd.requests import REDUCTIONS, Average
+from allstep.parallel.exchange import ArrayList, Rule
+
+Compress = Callable[[Tensor], tuple[Tensor, Any]]
+Decompress = Callable[[Tensor, Any], Tensor]
+
+_TIMELINE = TimelineListener()
+# Numbers of the lists of this process, the same on all ranks.
+_numbers = count()
+
+
+class GradientList:
+    """Reduces the same list of arrays in each step, on all ranks of a process set.
+
+    `named`: a name for each array, and a tensor with its shape and dtype (its values are not used).
+    `op`: Average, Sum, Min, Max or Product. `in_place`: whether the arrays may be written to;
+    otherwise the results are in memory of our own. `compress`, `decompress`: applied to an array
+    before and after it is sent.
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, Tensor]],
+        *,
+        op: int = Average,
+        process_set: ProcessSet = global_process_set,
+        in_place: bool = False,
+        compress: Compress | None = None,
+        decompress: Decompress | None = None,
+    ) -> None:
+        self._named = [(name, _without_values(like)) for name, like in named]
+        self._rule = Rule(
+            kind=REDUCTIONS[op], mean=op == Average, compress=compress, decompress=decompress
+        )
+        self._key = f"list/{next(_numbers)}"
+        self._process_set, self._in_place = process_set, in_place
+        self._list: ArrayList | None = None
+        self._steps = 0
+        keep_attached(self)
+
+    def reduce(
+        self, arrays: Sequence[Tensor | None], weight: float | None = None
+    ) -> list[Tensor | None]:
+        """Return the reduced arrays; None for those that no rank has.
+
+        `arrays`: one for each name; None where this rank has none. `weight`: the number of samples
+        behind them, on all ranks or on none. On a set of one rank the arrays themselves are
+        returned. Raise HorovodInternalError if another rank is lost.
+        """
+        if not self._reduces:
+            return list(arrays)
+        self._steps += 1
+        running().notice(self._key, self._steps)
+        with horovods_errors():
+            return self._arrays().reduce(arrays, weight)
+
+    def _arrays(self) -> ArrayList:
+        """Return the list; it is made at the first step, in which all ranks participate."""
+        if self._list is None:
+            self._list = ArrayList(
+                gradient_group(self._process_set),
+                self._key,
+                self._named,
+                self._rule,
+                in_place=self._in_place,
+                listener=_TIMELINE,
+            )
+        return self._list
+
+    def _participate(self, number: int) -> None:
+        """Contribute nothing to a step of the other ranks; called once this rank has joined."""
+        self._steps = number
+        with horovods_errors():
+            self._arrays().take_part()
+
+    # From init() to shutdown()
+
+    def _attach_to_engine(self) -> None:
+        self._steps = 0
+        included = self._process_set.included()
+        self._reduces = included and (self._process_set.size() or 0) > 1
+        if self._reduces:
+            running().on_notice(self._key, self._participate)
+
+    def _detach_from_engine(self) -> None:
+        made, self._list = self._list, None
+        if made is not None:
+            made.close()
+
+
+def _without_values(like: Tensor) -> Tensor:
+    """Return a tensor of this shape and dtype with memory for one element."""
+    return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)

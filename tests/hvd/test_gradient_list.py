@@ -1,0 +1,103 @@
+"""The list of gradients that front-ends pass in one call, from init() to shutdown()."""
+
+import pytest
+import torch
+
+from support.ranks import Ranks
+
+LIKE = [("a", torch.zeros(4)), ("b", torch.zeros(2, 3))]
+
+
+def test_average_sum_and_other_reductions(ranks: Ranks) -> None:
+    def work() -> None:
+        import allstep.torch as hvd
+        from allstep.hvd.gradient_list import GradientList
+
+        hvd.init()
+        first, second = (torch.tensor([1.0, -2.0, 3.0, 4.0]) * (r + 1) for r in range(2))
+        expected = {
+            hvd.Average: (first + second) / 2,
+            hvd.Sum: first + second,
+            hvd.Min: torch.minimum(first, second),
+            hvd.Max: torch.maximum(first, second),
+            hvd.Product: first * second,
+        }
+        for op, value in expected.items():
+            made = GradientList(LIKE, op=op)
+            mine = first if hvd.rank() == 0 else second
+            found, none = made.reduce([mine, None])
+            assert none is None and found is not None
+            torch.testing.assert_close(found, value)
+            assert found.data_ptr() != mine.data_ptr()
+        hvd.shutdown()
+
+    ranks(2, work)
+
+
+def test_one_rank_gets_its_own_arrays_back(ranks: Ranks) -> None:
+    def work() -> None:
+        import allstep.torch as hvd
+        from allstep.hvd.gradient_list import GradientList
+
+        hvd.init()
+        mine = torch.ones(4)
+        assert GradientList(LIKE).reduce([mine, None])[0] is mine
+
+    ranks(1, work)
+
+
+def test_a_list_outlives_an_engine(ranks: Ranks) -> None:
+    def work() -> None:
+        import allstep.torch as hvd
+        from allstep.hvd.gradient_list import GradientList
+
+        hvd.init()
+        made = GradientList(LIKE)
+        for _ in range(3):
+            for _ in range(2):
+                result = made.reduce([torch.full((4,), float(hvd.rank())), None])[0]
+                assert result is not None and result.tolist() == [0.5] * 4
+            hvd.shutdown()
+            hvd.init()
+
+    ranks(2, work)
+
+
+def test_a_rank_that_has_joined_counts_as_zero(ranks: Ranks) -> None:
+    def work() -> list[float]:
+        import allstep.torch as hvd
+        from allstep.hvd.gradient_list import GradientList
+
+        hvd.init()
+        made = GradientList(LIKE, op=hvd.Sum)
+        results = []
+        for _ in range(2 + hvd.rank()):
+            result = made.reduce([torch.ones(4), None])[0]
+            assert result is not None
+            results.append(float(result[0]))
+        hvd.join()
+        return results
+
+    assert ranks(2, work) == [[2.0, 2.0], [2.0, 2.0, 1.0]]
+
+
+def test_a_lost_rank_is_horovods_error_with_the_cause(ranks: Ranks) -> None:
+    def work() -> None:
+        import os
+
+        import allstep.torch as hvd
+        from allstep.errors import PeerLost
+        from allstep.hvd.exceptions import HorovodInternalError
+        from allstep.hvd.gradient_list import GradientList
+
+        hvd.init()
+        made = GradientList(LIKE)
+        made.reduce([torch.ones(4), None])
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), 9)
+        with pytest.raises(HorovodInternalError) as caught:
+            made.reduce([torch.ones(4), None])
+        assert isinstance(caught.value.__cause__, PeerLost)
+
+    outcomes = ranks.outcomes(2, work)
+    assert [outcome.exit_code for outcome in outcomes] == [0, -9]
