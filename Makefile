@@ -47,11 +47,13 @@ install: system $(STAMP)
 system:
 	@tools/system-packages
 
+# tf-keras names the package tensorflow, and mxnet an old numpy: both run on what is installed.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	sed -e '$(OTHER_TORCH)' constraints.txt >$(VENV)/constraints.txt
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt hatchling editables
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[test]'
+	$(BIN)/pip install --quiet --no-deps tf-keras==2.21.0 mxnet==1.9.1
 	touch $(STAMP)
 
 clean:

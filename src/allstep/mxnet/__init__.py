@@ -1,0 +1,1 @@
+"""Horovod's API for MXNet: `import allstep.mxnet as hvd`."""

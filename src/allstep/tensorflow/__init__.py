@@ -1,0 +1,1 @@
+"""Horovod's API for TensorFlow: `import allstep.tensorflow as hvd`."""
