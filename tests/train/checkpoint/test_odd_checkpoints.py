@@ -424,6 +424,22 @@ def use(found: Snapshot) -> None:
     flatten(after, parameter_names(after))
 
 
+def test_a_setting_that_a_checkpoint_lacks_is_the_optimizers_own(folder: Path) -> None:
+    """Found by the soak: `lr` was missing in the first step. A newer torch may add settings."""
+    path = folder / "000000000030"
+    state = json.loads((path / "state.json").read_text())
+    for group in state["optimizer"]["groups"]:
+        del group["lr"]
+    rewrite(path, "state.json", json.dumps(state).encode())
+    found = newest(folder, check_both)
+    assert found.path == path and found.snapshot is not None
+    use(found.snapshot)
+    _, optimizer = model_and_optimizer()
+    expected = [group["lr"] for group in optimizer.param_groups]
+    load_optimizer(optimizer, found.snapshot)
+    assert [group["lr"] for group in optimizer.param_groups] == expected
+
+
 @pytest.mark.usefixtures("processes")
 @pytest.mark.soak(1)  # its count is in `seeds`
 @pytest.mark.timeout(1200)

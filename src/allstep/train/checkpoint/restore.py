@@ -103,6 +103,8 @@ def _load(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
     state = optimizer_state.restore(optimizer_tensors(snapshot), snapshot.state["optimizer"], names)
     for ours, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
         _check_settings(ours, theirs)
+        # A checkpoint of an older torch lacks settings that were added since.
+        theirs.update({name: value for name, value in _settings(ours) if name not in theirs})
     optimizer.load_state_dict(state)
     for parameter, entries in optimizer.state.items():
         for key, value in entries.items():
@@ -114,10 +116,15 @@ def _load(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
 
 def _check_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     """Raise TypeError if a setting in the checkpoint has another type than the optimizer's."""
-    for name in ours.keys() - {"params", "param_names"}:
-        value, found = ours[name], theirs.get(name, ours[name])
+    for name, value in _settings(ours):
+        found = theirs.get(name, value)
         if not optimizer_state.is_like(found, value):
             raise TypeError(f"{name} is {str(found)[:40]!r}, expected something like {value!r}")
+
+
+def _settings(group: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the settings of a parameter group, without its parameters."""
+    return [item for item in group.items() if item[0] not in ("params", "param_names")]
 
 
 def parameter_names(state: Mapping[str, Any]) -> list[str]:
