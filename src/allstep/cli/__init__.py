@@ -15,6 +15,7 @@ from pathlib import Path
 from allstep.cli.app import app
 from allstep.cli.shortage import shortage
 from allstep.console.escape import print_notice
+from allstep.console.patient_output import make_outputs_patient
 from allstep.errors import AllstepError
 from allstep.process.family import keep_exit_codes
 
@@ -37,6 +38,7 @@ _MAX_SHOWN = 100
 
 def main() -> None:
     """Run the command line: entry point of the console script and of `python -m allstep`."""
+    make_outputs_patient()
     _allow_all_characters()
     try:
         with keep_exit_codes():

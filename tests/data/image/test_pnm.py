@@ -61,3 +61,12 @@ def test_comments_and_levels_above_the_brightest() -> None:
 def test_broken_ones(code: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         decode(code)
+
+
+@pytest.mark.parametrize("end", [b"\n8 8\n255\n", b""])
+@pytest.mark.parametrize("kind", [b"P5", b"P2"])
+def test_an_endless_comment_is_refused_at_once(kind: bytes, end: bytes) -> None:
+    """Pillow reads headers byte by byte: 40 MB took 10 s."""
+    code = kind + b"\n#" + b"a" * 200_000_000 + end + bytes(64)
+    with pytest.raises(ValueError, match="its header is incomplete after 65536 bytes"):
+        decode(code)

@@ -102,6 +102,29 @@ class TestTheRule:
         else:
             assert source.classes == ()
 
+    @pytest.mark.parametrize("write", ["tfrecord", "tar"])
+    def test_one_damaged_label_among_integers_does_not_number_all_others(
+        self, tmp_path: Path, write: str
+    ) -> None:
+        """Found by an attack: 7 became s in a tar, and 2 became 4 in sorted order."""
+        labels = [b"%d" % (row % 12) for row in range(60)]
+        labels[7] = b"s"
+        path = tmp_path / f"x.{write}"
+        source: Source = (
+            TarSource(write_tar(path, labels))
+            if write == "tar"
+            else TFRecordSource(write_labels(path, labels))
+        )
+        expected = [row % 12 for row in range(60)]
+        expected[7] = -1
+        assert source.targets().tolist() == expected
+        with pytest.raises(BadSample, match="its label is 's', expected an integer"):
+            source.read(7)
+        # With a list of names, it is one.
+        (tmp_path / "classes.txt").write_text("".join(f"{each}\n" for each in [*range(12), "s"]))
+        named = TarSource(path) if write == "tar" else TFRecordSource(path)
+        assert named.targets()[7] == 12
+
     def test_the_kind_is_that_of_all_shards(self, tmp_path: Path) -> None:
         write_labels(tmp_path / "a.tfrecord", [b"1", b"2"])
         write_labels(tmp_path / "b.tfrecord", [b"10", b"x"])
@@ -363,7 +386,7 @@ class TestIndex:
     ) -> None:
         fsspec = pytest.importorskip("fsspec")
         path = write_labels(
-            tmp_path / "x.tfrecord", [b"%d" % (row % 7) for row in range(200)] + [b"x"]
+            tmp_path / "x.tfrecord", [b"c%d" % (row % 7) for row in range(200)] + [b"x"]
         )
         tar = write_tar(tmp_path / "x.tar", [b"b", b"a"])
         copy, copies = unpack._copy, list[str]()

@@ -12,6 +12,7 @@ here, and remains unchanged for other code in the process.
 """
 
 import io
+import re
 import struct
 from typing import Any
 
@@ -23,6 +24,9 @@ _FORMATS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF"),
     *("ICO", "PCX", "SGI", "SUN", "QOI", "PSD", "DDS", "XPM", "XBM", "IM", "TGA"),
 )
+_PNM = re.compile(rb"P[1-6]\s")
+_PNM_HEADER = re.compile(rb"P[1-6](?:(?:\s|#[^\n]*\n)+\d{1,9}){2}\s")
+_LONGEST_HEADER = 1 << 16
 # Pillow's plugins raise these for content of another format.
 _ANOTHER = (SyntaxError, IndexError, TypeError, struct.error)
 
@@ -62,6 +66,9 @@ def _opened(code: Any) -> Image.Image:
     """Open a file as `Image.open` does, but without Pillow's limit."""
     Image.init()
     prefix = bytes(code[:16])
+    if _PNM.match(prefix) and not _PNM_HEADER.match(bytes(code[:_LONGEST_HEADER])):
+        # Pillow reads a header byte by byte, also comments of a gigabyte.
+        raise ValueError(f"its header is incomplete after {_LONGEST_HEADER} bytes")
     for name in _FORMATS:
         factory, accepts = Image.OPEN.get(name, (None, None))
         try:

@@ -3,7 +3,7 @@
 ```
 stored                              kind      example            target
 numbers: int64, JSON's              NUMBERS   3                  the number minus labels_from
-text, an integer in every sample    INTEGERS  b"3", b"+3", "03"  the number minus labels_from
+text, an integer in 95% of samples  INTEGERS  b"3", b"+3", "03"  the number minus labels_from
 other text                          NAMES     b"tench", b"12"    line of classes.txt, or sorted
 ```
 
@@ -15,8 +15,11 @@ sample, and so is one with a label that is empty, not text, or a name that `clas
 list.
 
 Text is UTF-8 without control characters; spaces and line ends around it are ignored. An integer is
-1 to 18 ASCII digits with an optional sign. Only text of samples whose checksum is right counts: one
-flipped bit in a shard must not turn all of its integers into names.
+1 to 18 ASCII digits with an optional sign. If `classes.txt` (or the classes of another split) lists
+names, texts are integers only if all of them are; without it, up to 5% of other texts are bad
+samples: one damaged label must not give all others the number of their place in sorted order. Only
+text of samples whose checksum is right counts: one flipped bit in a shard must not turn all of its
+integers into names.
 """
 
 import os
@@ -35,6 +38,8 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 # Includes the characters at which str.splitlines divides: a name must be one line of classes.txt.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SHOWN = 40
+_MOSTLY = 0.95
+"""Share of integers among the texts from which on the others are bad samples."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class StoredLabels:
     """Distinct texts that can be read, sorted."""
     problem: str = ""
     """Why the first unreadable text cannot be read."""
+    integers: int = 0
+    """Texts that are integers; 0 also in an index that an earlier version wrote."""
 
     def to_json(self) -> dict[str, Any]:
         """Return values that JSON can hold; `from_json` reverses it."""
@@ -66,17 +73,19 @@ class Tally:
     """A count of the labels of one shard, sample by sample."""
 
     def __init__(self) -> None:
-        self._numbers = self._texts = 0
+        self._numbers = self._texts = self._integers = 0
         self._text_first = False
         self._names: set[str] = set()
-        # Stored bytes whose text is among the names, so that most labels need one lookup.
-        self._known: set[Any] = set()
+        # Stored bytes whose text is among the names, so that most labels need one lookup, and
+        # whether the text is an integer.
+        self._known: dict[Any, bool] = {}
         self._problem = ""
 
     def add(self, stored: Any, is_sound: Callable[[], bool] = lambda: True) -> None:
         """Count one label; `is_sound` checks its sample, and is called only for a new text."""
-        if type(stored) is bytes and stored in self._known:
+        if type(stored) is bytes and (is_known_integer := self._known.get(stored)) is not None:
             self._texts += 1
+            self._integers += is_known_integer
         elif is_text(stored):
             self._text_first = self._text_first or not self._numbers
             self._texts += 1
@@ -92,12 +101,16 @@ class Tally:
             return
         if text in self._names or is_sound():
             self._names.add(text)
-            self._known.add(stored)
+            self._integers += is_integer(text)
+            if type(stored) is bytes:
+                self._known[stored] = is_integer(text)
 
     def stored(self) -> StoredLabels:
         """Return the counts so far."""
         names = tuple(sorted(self._names))
-        return StoredLabels(self._numbers, self._texts, self._text_first, names, self._problem)
+        return StoredLabels(
+            self._numbers, self._texts, self._text_first, names, self._problem, self._integers
+        )
 
 
 @dataclass(frozen=True)
@@ -199,6 +212,8 @@ def decide(
         return Labeling(NAMES, place, listed or given, "classes.txt", problem=problem)
     if all(map(is_integer, found)) and not set(found) & set(given):
         return Labeling(INTEGERS, place)
+    if not listed and not given and _are_mostly_integers(shards):
+        return Labeling(INTEGERS, place)
     if listed:
         return Labeling(NAMES, place, listed, "classes.txt")
     order = "the given classes" if given else SORTED_ORDER
@@ -210,6 +225,12 @@ def _is_mostly_text(shards: Sequence[StoredLabels]) -> bool:
     numbers, texts = sum(each.numbers for each in shards), sum(each.texts for each in shards)
     text_first = next((each.text_first for each in shards if each.numbers or each.texts), False)
     return texts > numbers or (texts == numbers and text_first)
+
+
+def _are_mostly_integers(shards: Sequence[StoredLabels]) -> bool:
+    """Return whether all but a few texts are integers: those few are damaged, not names."""
+    texts, integers = sum(each.texts for each in shards), sum(each.integers for each in shards)
+    return integers >= _MOSTLY * texts
 
 
 def is_text(stored: Any) -> bool:

@@ -67,6 +67,10 @@ def optimizer_tensors(snapshot: Snapshot) -> Tensors:
     }
 
 
+# What a parameter group has besides settings.
+_PARAMETERS = ("params", "param_names")
+
+
 def with_weights(model: nn.Module, snapshot: Snapshot, where: str = "the checkpoint") -> nn.Module:
     """Return a model for evaluation, with the checkpoint's weights or their EMA where there is one.
 
@@ -101,8 +105,8 @@ def _load(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
     """Load the state; raise an error of any type if it does not fit."""
     names = parameter_names(optimizer.state_dict())
     state = optimizer_state.restore(optimizer_tensors(snapshot), snapshot.state["optimizer"], names)
-    for ours, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        _check_settings(ours, theirs)
+    groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
+    state["param_groups"] = [_fitted(ours, theirs) for ours, theirs in groups]
     optimizer.load_state_dict(state)
     for parameter, entries in optimizer.state.items():
         for key, value in entries.items():
@@ -112,12 +116,22 @@ def _load(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
                 entries[key] = like.copy_(value)
 
 
-def _check_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Raise TypeError if a setting in the checkpoint has another type than the optimizer's."""
-    for name in ours.keys() - {"params", "param_names"}:
-        value, found = ours[name], theirs.get(name, ours[name])
-        if not optimizer_state.is_like(found, value):
-            raise TypeError(f"{name} is {str(found)[:40]!r}, expected something like {value!r}")
+def _fitted(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parameter group of the checkpoint with the settings that the optimizer has.
+
+    A checkpoint of another version of torch may lack settings, or have others. Raise TypeError if a
+    setting has another type than the optimizer's.
+    """
+    fitted = {name: theirs[name] for name in _PARAMETERS if name in theirs}
+    for name, value in ours.items():
+        if name in _PARAMETERS:
+            continue
+        fitted[name] = theirs.get(name, value)
+        if not optimizer_state.is_like(fitted[name], value):
+            raise TypeError(
+                f"{name} is {str(fitted[name])[:40]!r}, expected something like {value!r}"
+            )
+    return fitted
 
 
 def parameter_names(state: Mapping[str, Any]) -> list[str]:

@@ -101,7 +101,7 @@ class _Scaled(_State):
     """Precision and loss scale."""
 
     name: _Precision | None = None
-    scale: float
+    scale: Annotated[float, Field(gt=0)]
     steps_since: _Whole
 
 
