@@ -58,7 +58,7 @@ from allstep.hvd.requests import (
     scattering,
 )
 from allstep.mxnet.bridge import NDArray, read_view, to_mxnet, write_view
-from allstep.mxnet.errors import mxnets_errors
+from allstep.mxnet.errors import InvalidArgument, mxnets_errors
 from allstep.mxnet.framework import mx
 
 __all__ = [
@@ -200,6 +200,7 @@ def reducescatter(
     ranges have one row more if it is not divisible.
     """
     with mxnets_errors():
+        _check_scattered(op)
         how = op, process_set, prescale_factor, postscale_factor
         request = scattering(read_view(tensor), named("reducescatter", name), *how)
         return to_mxnet(perform(request), tensor)
@@ -216,6 +217,7 @@ def grouped_reducescatter(
 ) -> list[NDArray]:
     """Do a reducescatter of several arrays at once; return a list of this rank's rows."""
     with mxnets_errors():
+        _check_scattered(op)
         how = op, process_set, prescale_factor, postscale_factor
         views = [read_view(tensor) for tensor in tensors]
         names = _names("grouped_reducescatter", name, views)
@@ -303,6 +305,13 @@ def alltoall(
         if splits is None:
             return result
         return result, to_mxnet(received.to(torch.int32), tensor)
+
+
+def _check_scattered(op: int) -> None:
+    if op not in (Average, Sum):
+        raise InvalidArgument(
+            f"reducescatter with op={op}: only Average={Average} and Sum={Sum} are supported"
+        )
 
 
 # What grouped operations share
