@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from allstep.mxnet.bridge import NDArray
+from allstep.mxnet.ndarray_views import NDArray
 
 
 class Compressor:

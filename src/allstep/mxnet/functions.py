@@ -7,10 +7,10 @@ from allstep.hvd import objects
 from allstep.hvd.handles import enqueue, synchronize
 from allstep.hvd.process_sets import global_process_set
 from allstep.hvd.requests import broadcasting
-from allstep.mxnet.bridge import NDArray, write_view
-from allstep.mxnet.errors import InvalidArgument, mxnets_errors
 from allstep.mxnet.framework import mx
 from allstep.mxnet.mpi_ops import broadcast_
+from allstep.mxnet.mxnet_errors import InvalidArgument, mxnets_errors
+from allstep.mxnet.ndarray_views import NDArray, write_view
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 

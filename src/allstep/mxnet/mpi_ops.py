@@ -57,9 +57,9 @@ from allstep.hvd.requests import (
     reduction,
     scattering,
 )
-from allstep.mxnet.bridge import NDArray, read_view, to_mxnet, write_view
-from allstep.mxnet.errors import InvalidArgument, mxnets_errors
 from allstep.mxnet.framework import mx
+from allstep.mxnet.mxnet_errors import InvalidArgument, mxnets_errors
+from allstep.mxnet.ndarray_views import NDArray, read_view, to_mxnet, write_view
 
 __all__ = [
     "Adasum",

@@ -14,10 +14,10 @@ from typing import Any
 
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.requests import number_of
-from allstep.mxnet.bridge import NDArray
-from allstep.mxnet.errors import InvalidArgument, mxnets_errors
 from allstep.mxnet.framework import mx
 from allstep.mxnet.mpi_ops import Sum, allreduce_, grouped_allreduce_
+from allstep.mxnet.mxnet_errors import InvalidArgument, mxnets_errors
+from allstep.mxnet.ndarray_views import NDArray
 
 _OWN = ("_optimizer", "_gradient_predivide_factor", "_num_groups", "_process_set", "_factor")
 

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from allstep.hvd.gradient_list import GradientList
 from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.mxnet.bridge import NDArray, write_view
 from allstep.mxnet.compression import Compression
-from allstep.mxnet.errors import InvalidArgument, mxnets_errors
 from allstep.mxnet.framework import mx
 from allstep.mxnet.mpi_ops import Sum
+from allstep.mxnet.mxnet_errors import InvalidArgument, mxnets_errors
+from allstep.mxnet.ndarray_views import NDArray, write_view
 from allstep.mxnet.optimizer import DistributedOptimizer, check_options, mean_factor, reduces
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils import dlpack
 
-from allstep.mxnet.errors import InvalidArgument
 from allstep.mxnet.framework import mx
+from allstep.mxnet.mxnet_errors import InvalidArgument
 
 # MXNet has no types.
 NDArray = Any
