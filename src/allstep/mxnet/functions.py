@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from allstep.hvd import objects
 from allstep.hvd.handles import enqueue, synchronize
 from allstep.hvd.process_sets import global_process_set
 from allstep.hvd.requests import broadcasting
 from allstep.mxnet.framework import mx
-from allstep.mxnet.mpi_ops import broadcast_
 from allstep.mxnet.mxnet_errors import InvalidArgument, mxnets_errors
-from allstep.mxnet.ndarray_views import NDArray, write_view
+from allstep.mxnet.ndarray_views import write_view
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 
@@ -57,17 +58,20 @@ def _named(params: Any, prefix: str | None) -> list[tuple[str, Any]]:
 
 
 def _broadcast_all(named: list[tuple[str, Any]], root_rank: int) -> None:
-    """Start all broadcasts, then wait for them: their order may differ between ranks."""
-    started = []
+    """Broadcast the parameters that have values; let the others follow."""
+    views = [view for name, each in named if not _is_deferred(each) for view in _views(name, each)]
     for name, each in named:
         if _is_deferred(each):
             _broadcast_when_initialized(each, root_rank, name)
-            continue
-        for number, array in enumerate(_arrays(each)):
-            view = write_view(array)
-            full_name = name if not number else f"{name}.{number}"
-            request = broadcasting(view, view, root_rank, full_name, global_process_set)
-            started.append(enqueue(request))
+    _broadcast_views(views, root_rank)
+
+
+def _broadcast_views(views: list[tuple[str, Tensor]], root_rank: int) -> None:
+    """Start all broadcasts, then wait for them: their order may differ between ranks."""
+    started = [
+        enqueue(broadcasting(view, view, root_rank, name, global_process_set))
+        for name, view in views
+    ]
     for handle in started:
         synchronize(handle)
 
@@ -76,10 +80,13 @@ def _is_deferred(each: Any) -> bool:
     return isinstance(each, mx.gluon.Parameter) and bool(each._deferred_init)
 
 
-def _arrays(each: Any) -> list[NDArray]:
-    """Return the arrays of a parameter, one for each of its devices."""
-    arrays: list[NDArray] = each.list_data() if isinstance(each, mx.gluon.Parameter) else [each]
-    return arrays
+def _views(name: str, each: Any) -> list[tuple[str, Tensor]]:
+    """Return views of the arrays of a parameter, one for each of its devices, with their names."""
+    arrays = each.list_data() if isinstance(each, mx.gluon.Parameter) else [each]
+    return [
+        (name if number == 0 else f"{name}.{number}", write_view(array))
+        for number, array in enumerate(arrays)
+    ]
 
 
 def _broadcast_when_initialized(parameter: Any, root_rank: int, name: str) -> None:
@@ -89,7 +96,7 @@ def _broadcast_when_initialized(parameter: Any, root_rank: int, name: str) -> No
     def init_and_broadcast(*args: Any, **kwargs: Any) -> None:
         del parameter._init_impl
         initialize(parameter, *args, **kwargs)
-        for number, array in enumerate(parameter.list_data()):
-            broadcast_(array, root_rank, name if not number else f"{name}.{number}")
+        with mxnets_errors():
+            _broadcast_views(_views(name, parameter), root_rank)
 
     parameter._init_impl = init_and_broadcast

@@ -78,12 +78,12 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         self._listed: list[Any] = []
         self._skips_stale = False
 
-    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Reduce the gradients and update the parameters.
 
-        `batch_size`: the samples of this rank. `ignore_stale_grad`: allow parameters without a
-        gradient since the last step; those that no rank has are not updated. Default: raise
-        UserWarning for them.
+        `batch_size`: the samples of this rank; if the ranks have different numbers of samples,
+        their mean. `ignore_stale_grad`: allow parameters without a gradient since the last step;
+        those that no rank has are not updated. Default: raise UserWarning for them.
         """
         self._skips_stale = ignore_stale_grad
         try:
@@ -108,8 +108,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     def _allreduce_grads(self) -> None:
         """Sum the gradients over the ranks; called by `step` and `allreduce_grads`."""
         with mxnets_errors():
-            if reduces(self._process_set):
-                self._reduce([param for param in self._params if param.grad_req != "null"])
+            params = [param for param in self._params if param.grad_req != "null"]
+            if params and reduces(self._process_set):
+                self._reduce(params)
 
     def _reduce(self, params: Sequence[Any]) -> None:
         gradients = [param.list_grad()[0] for param in params]
