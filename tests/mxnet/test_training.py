@@ -232,6 +232,18 @@ def check_root_with_values(hvd: Any, mx: Any) -> None:
     assert layer(mx.nd.ones((1, 3))).asnumpy().tolist() == [[3.0, 3.0]]
 
 
+def check_loaded_later(hvd: Any, mx: Any) -> None:
+    """A file is loaded between the call and the first forward pass: the root's file counts."""
+    saved = mx.gluon.nn.Dense(2, in_units=3)
+    saved.initialize(mx.init.Constant(hvd.rank() + 1))
+    saved.save_parameters(f"{hvd.rank()}.params")
+    layer = mx.gluon.nn.Dense(2)
+    layer.initialize()
+    hvd.broadcast_parameters(layer.collect_params(), prefix="later.", root_rank=1)
+    layer.load_parameters(f"{hvd.rank()}.params")
+    assert layer(mx.nd.ones((1, 3))).asnumpy().tolist() == [[6.0, 6.0]]
+
+
 def check_stale(hvd: Any, mx: Any) -> None:
     """A gradient of one rank updates all; one that no rank computed updates none."""
     names = ("both", "first", "none")
@@ -305,6 +317,7 @@ def checks() -> None:
     hvd.init()
     check_deferred(hvd, mx)
     check_root_with_values(hvd, mx)
+    check_loaded_later(hvd, mx)
     check_stale(hvd, mx)
     check_unwrapping(hvd, mx)
     check_two_trainers(hvd, mx)
