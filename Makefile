@@ -1,4 +1,4 @@
-# make demo | quick | test | check | soak | bench | release: each installs what it needs first; a second
+# make demo | quick | test | peers | check | soak | bench | release: each installs what it needs first; a second
 # call is fast.
 PYTHON ?= python3
 # TORCH=2.13 installs that version instead of the pinned one, in an environment of its own. A version of torch may name
@@ -9,7 +9,9 @@ VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo quick test check soak bench release install system clean
+NUMPY1 := .venv-numpy1
+
+.PHONY: demo quick test peers check soak bench release install system clean
 
 # Four epochs of the default recipe, and a page to look at.
 demo: install
@@ -26,6 +28,10 @@ test: install check
 # Random and killing tests at full count; the last lines go into docs/soak.md.
 soak: install
 	ALLSTEP_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 1800 --numprocesses 2 --dist worksteal
+
+# MXNet's tests on the last numpy that MXNet was made for; `make test` runs them on the current one.
+peers: system $(NUMPY1)/.installed
+	$(NUMPY1)/bin/python -m pytest tests/mxnet
 
 check: install
 	$(BIN)/ruff check --no-cache .
@@ -56,5 +62,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-deps tf-keras==2.21.0 mxnet==1.9.1
 	touch $(STAMP)
 
+# allstep asks for a newer numpy, so it comes without its dependencies, and those that MXNet's tests
+# need come by name.
+$(NUMPY1)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(NUMPY1)
+	sed -e 's/^numpy==.*/numpy==1.23.5/' constraints.txt >$(NUMPY1)/constraints.txt
+	$(NUMPY1)/bin/pip install --quiet --constraint $(NUMPY1)/constraints.txt \
+		numpy torch cloudpickle platformdirs psutil pydantic PyYAML requests rich typer \
+		hypothesis pytest pytest-timeout hatchling editables
+	$(NUMPY1)/bin/pip install --quiet --no-build-isolation --no-deps --editable .
+	$(NUMPY1)/bin/pip install --quiet --no-deps mxnet==1.9.1
+	touch $(NUMPY1)/.installed
+
 clean:
-	rm -rf .venv .venv-torch-* build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-numpy1 .venv-torch-* build dist .pytest_cache .mypy_cache .ruff_cache

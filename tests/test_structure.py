@@ -85,12 +85,16 @@ def repeated_classes(root: Path) -> list[str]:
 
 
 SAME_IDEA = {
+    "compression": "Horovod's module, by framework",
     "evaluate": "a split with a model: of the run, of a saved run",
     "fit": "two variables of runs: in a study, in a report",
+    "functions": "Horovod's module, by framework",
     "labels": "the label of a sample, by format",
     "measure": "a benchmark",
     "messages": "typed messages between processes",
     "mistakes": "wrongly classified images: found by train, drawn by report",
+    "mpi_ops": "Horovod's module, by framework",
+    "optimizer": "DistributedOptimizer, by framework",
     "options": "options of commands, or of models in a config",
     "predict": "the verb and what it does",
     "rank": "the program of one rank of a benchmark",
