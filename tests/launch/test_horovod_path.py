@@ -63,9 +63,7 @@ def test_names_are_the_same_objects() -> None:
     assert python(code, RANK="1", WORLD_SIZE="3") == "(1, 3) 3\n"
 
 
-@pytest.mark.parametrize(
-    "name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"]
-)
+@pytest.mark.parametrize("name", ["spark", "ray"])
 def test_what_is_not_there_is_reported(name: str) -> None:
     code = f"""
         try:
@@ -76,6 +74,73 @@ def test_what_is_not_there_is_reported(name: str) -> None:
     printed = python(code)
     assert printed.startswith("allstep does not ")
     assert "horovod.torch" in printed
+
+
+def test_a_missing_framework_is_named() -> None:
+    """Neither the framework nor torch is imported before."""
+    code = """
+        import importlib, os, sys
+        missing = {"tensorflow": "tensorflow", "keras": "keras", "mxnet": "mxnet"}
+        for name, package in missing.items():
+            sys.modules[package] = None
+            try:
+                importlib.import_module(f"horovod.{name}")
+            except ImportError as error:
+                print(error.name, error)
+        assert not {"torch", "numpy"} & sys.modules.keys()
+        from horovod import _front_end
+        del sys.modules["keras"]
+        for legacy in ("0", "1"):
+            os.environ["TF_USE_LEGACY_KERAS"] = legacy
+            print(_front_end.framework_of_tensorflows_keras().install)
+    """
+    assert python(code).splitlines() == [
+        "tensorflow horovod.tensorflow needs TensorFlow, which is not installed: pip install"
+        " tensorflow",
+        "keras horovod.keras needs Keras, which is not installed: pip install keras",
+        "mxnet horovod.mxnet needs MXNet, which is not installed: pip install --no-deps"
+        " mxnet==1.9.1 requests",
+        "keras",
+        "tf-keras",
+    ]
+
+
+def is_built(front_end: str) -> bool:
+    return "__all__" in (FOLDER.parent / front_end / "__init__.py").read_text()
+
+
+@pytest.mark.usefixtures("peers")
+@pytest.mark.parametrize(
+    ("name", "front_end", "modules"),
+    [
+        ("tensorflow", "tensorflow", "mpi_ops functions compression elastic sync_batch_norm"),
+        ("tensorflow.keras", "keras", "callbacks elastic"),
+        ("keras", "keras", "callbacks elastic"),
+        ("mxnet", "mxnet", "mpi_ops functions compression"),
+    ],
+)
+def test_names_of_the_other_frameworks(name: str, front_end: str, modules: str) -> None:
+    """They are imported in the order of a script: the framework first."""
+    if not is_built(front_end):
+        pytest.skip(f"allstep.{front_end} is not built yet")
+    code = f"""
+        import importlib, sys, warnings
+        warnings.simplefilter("ignore")
+        importlib.import_module({name.rpartition(".")[2]!r})
+        hvd = importlib.import_module("horovod.{name}")
+        ours = importlib.import_module("allstep.{name}" if "{name}" != "tensorflow.keras"
+                                       else hvd.DistributedOptimizer.__module__.rpartition(".")[0])
+        for each in ours.__all__:
+            assert getattr(hvd, each) is getattr(ours, each), each
+        for module in "{modules}".split():
+            found = importlib.import_module(f"horovod.{name}.{{module}}")
+            assert found is importlib.import_module(f"{{ours.__name__}}.{{module}}"), module
+        import horovod.torch
+        assert hvd.init is horovod.torch.init, "one engine"
+        hvd.init()
+        print(hvd.rank(), hvd.size())
+    """
+    assert python(code) == "0 1\n"
 
 
 def test_a_real_horovod_is_left_alone(tmp_path: Path) -> None:
