@@ -134,7 +134,6 @@ def test_under_slurm(slurm: Slurm, plain_loss: float) -> None:
 
 HOROVOD = {
     "torch": ("torch",),
-    "mxnet": ("mxnet",),
     # One pair of processes for both: importing TensorFlow takes most of their time.
     "tensorflow": ("keras", "tensorflow2"),
 }
