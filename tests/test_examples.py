@@ -130,3 +130,31 @@ def test_under_slurm(slurm: Slurm, plain_loss: float) -> None:
     result = slurm.run(["srun", "-n", "2", sys.executable, SCRIPT], timeout=150)
     assert result.returncode == 0, result.stdout + result.stderr
     check_two_ranks(result.stdout, "slurm", plain_loss)
+
+
+HOROVOD = {
+    "torch": ("torch",),
+    # One pair of processes for both: importing TensorFlow takes most of their time.
+    "tensorflow": ("keras", "tensorflow2"),
+}
+
+
+def is_built(front_end: str) -> bool:
+    return "__all__" in (EXAMPLES.parent / "src/allstep" / front_end / "__init__.py").read_text()
+
+
+@pytest.mark.usefixtures("processes", "peers")
+@pytest.mark.parametrize("framework", HOROVOD)
+def test_scripts_in_horovods_style(framework: str) -> None:
+    if not is_built(framework) or (framework == "tensorflow" and not is_built("keras")):
+        pytest.skip(f"allstep.{framework} is not built yet")
+    runs = [
+        f"runpy.run_path({str(EXAMPLES / f'horovod_{name}.py')!r}, run_name='__main__')"
+        for name in HOROVOD[framework]
+    ]
+    launch = [str(BIN / "allstep"), "run", "--as-horovod", "-np", "2", sys.executable, "-c"]
+    output = run(*launch, "\n".join(["import runpy", *runs]))
+    results = re.findall(r"^\[0\] (\w+) on 2 workers: loss \d\.\d+, accuracy (\S+)%", output, re.M)
+    names = {"tensorflow": ["keras", "tensorflow"]}.get(framework, [framework])
+    assert [name for name, _ in results] == names, output
+    assert all(float(accuracy) > 80 for _, accuracy in results), output

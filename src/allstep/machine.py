@@ -171,8 +171,12 @@ def thread_variables(env: Mapping[str, str], num_workers: int) -> dict[str, str]
     """
     if threads_by_user(env):
         return {}
-    share = str(max(1, allowed_cores() // num_workers))
-    return {_THREADS: share, _THREADS_BY_ALLSTEP: share}
+    return threads_by_allstep(max(1, allowed_cores() // num_workers))
+
+
+def threads_by_allstep(share: int) -> dict[str, str]:
+    """Return OMP_NUM_THREADS for `share` threads, marked for `threads_by_user`."""
+    return {_THREADS: str(share), _THREADS_BY_ALLSTEP: str(share)}
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from allstep.doctor.checks import Facts
 from allstep.doctor.finding import Finding
 from allstep.doctor.hosts import visit
 from allstep.doctor.machine_facts import Network, SharedMemory
-from allstep.doctor.print import show
+from allstep.doctor.print import sections, show
 from allstep.doctor.programs import Program
 from allstep.doctor.torch_probe import Engine
 from allstep.doctor.trial_run import try_run
+from allstep.hvd import frameworks
 from allstep.launch import Host
 from allstep.machine import Memory
 from allstep.world import World
@@ -69,8 +70,10 @@ def test_a_sound_machine_passes_and_json_holds_everything() -> None:
         "programs",
         "gpus",
         "packages",
+        "frameworks",
         "folders",
     }
+    assert report["machine"]["frameworks"] == frameworks.versions()
     assert report["world"]["launcher"] == "none"
     assert report["use"]["workers"] >= 1 and report["use"]["backend"].startswith(
         "allstep: shared memory"
@@ -216,6 +219,13 @@ def test_on_a_terminal_it_draws_tables(
     assert "This machine:" in lines and "This machine\n" in tables
     for text in (lines, tables):
         assert "affinity mask" in " ".join(text.split()) and "a run should work" in text
+
+
+def test_frameworks_have_a_row(report: Report) -> None:
+    found = {"PyTorch": "2.13.0", "TensorFlow": "2.21.0", "JAX": None, "MXNet": "1.9.1"}
+    facts = replace(report.facts, frameworks=found)
+    rows = [dict(rows) for title, rows in sections(replace(report, facts=facts))]
+    assert rows[1]["frameworks"] == "TensorFlow 2.21.0, MXNet 1.9.1 (not: JAX)"
 
 
 def test_names_are_shown_and_not_obeyed(

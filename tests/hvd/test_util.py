@@ -1,11 +1,13 @@
 """The helpers of horovod.common.util."""
 
 import os
+import sys
+from importlib import metadata
 from typing import Any
 
 import pytest
 
-from allstep.hvd import util
+from allstep.hvd import frameworks, util
 
 
 class Ops:
@@ -79,13 +81,70 @@ def test_what_is_no_version(version: Any, target: str, message: str) -> None:
         util.is_version_greater_equal_than(version, target)
 
 
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch and TensorFlow's CPU build are installed, nothing else."""
+    found = {"torch": "2.13.0", "tensorflow-cpu": "2.21.0"}
+
+    def version(package: str) -> str:
+        if package not in found:
+            raise metadata.PackageNotFoundError(package)
+        return found[package]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(frameworks, "is_importable", lambda module: False)
+
+
+@pytest.mark.usefixtures("installed")
 def test_front_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert util.extension_available("torch")
+    assert util.extension_available("tensorflow", verbose=True)
+    assert capsys.readouterr().out == "tensorflow: available, TensorFlow 2.21.0\n"
     assert not util.extension_available("mxnet", verbose=True)
-    assert "mxnet" in capsys.readouterr().out
+    assert "pip install --no-deps mxnet==1.9.1" in capsys.readouterr().out
+    assert not util.extension_available("caffe", verbose=True)
+    assert "only for torch, tensorflow, keras, mxnet" in capsys.readouterr().out
     util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__)
-    with pytest.raises(ImportError, match=r"horovod\.mxnet"):
-        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
+    for name in ("mxnet", "caffe"):
+        with pytest.raises(ImportError, match=rf"horovod\.{name}"):
+            util.check_extension(f"horovod.{name}", "HOROVOD_WITH_IT", __file__)
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_is_built_is_reported_for_each_front_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert util.gloo_built() and not util.mpi_built()
+    assert capsys.readouterr().out == ""
+    assert util.gloo_built(verbose=True) and not util.mpi_built(verbose=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "Extension torch was built with Gloo.",
+        "Extension tensorflow was built with Gloo.",
+        "Extension torch was NOT built with MPI.",
+        "Extension tensorflow was NOT built with MPI.",
+    ]
+
+
+@pytest.mark.usefixtures("installed")
+def test_versions_of_the_frameworks() -> None:
+    assert frameworks.versions() == {
+        "PyTorch": "2.13.0",
+        "TensorFlow": "2.21.0",
+        "Keras": None,
+        "tf-keras": None,
+        "JAX": None,
+        "MXNet": None,
+    }
+
+
+def test_frameworks_are_found_without_an_import() -> None:
+    """A module that is there without its package's metadata counts, at an unknown version."""
+    assert frameworks.is_importable("this") and "this" not in sys.modules
+    assert not frameworks.is_importable("no_such_framework")
+    known = frameworks.Framework("Zen", "this", ("no-such-package",), "zen")
+    assert known.version == "of unknown version"
+    missing = frameworks.Framework("None", "no_such_framework", ("no-such-package",), "none")
+    assert missing.version is None
+    with pytest.raises(ImportError, match="x needs None, which is not installed: pip install none"):
+        frameworks.require("x", known, missing)
 
 
 def test_average_or_op() -> None:

@@ -63,9 +63,7 @@ def test_names_are_the_same_objects() -> None:
     assert python(code, RANK="1", WORLD_SIZE="3") == "(1, 3) 3\n"
 
 
-@pytest.mark.parametrize(
-    "name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"]
-)
+@pytest.mark.parametrize("name", ["spark", "ray"])
 def test_what_is_not_there_is_reported(name: str) -> None:
     code = f"""
         try:
@@ -76,6 +74,78 @@ def test_what_is_not_there_is_reported(name: str) -> None:
     printed = python(code)
     assert printed.startswith("allstep does not ")
     assert "horovod.torch" in printed
+
+
+def test_a_missing_framework_is_named() -> None:
+    """Neither the framework nor torch is imported before."""
+    code = """
+        import importlib, os, sys
+        missing = {"tensorflow": "tensorflow", "keras": "keras", "mxnet": "mxnet"}
+        for name, package in missing.items():
+            sys.modules[package] = None
+            try:
+                importlib.import_module(f"horovod.{name}")
+            except ImportError as error:
+                print(error.name, error)
+        assert not {"torch", "numpy"} & sys.modules.keys()
+        from horovod import _front_end
+        del sys.modules["keras"]
+        for legacy in ("0", "1"):
+            os.environ["TF_USE_LEGACY_KERAS"] = legacy
+            print(_front_end.framework_of_tensorflows_keras().install)
+    """
+    assert python(code).splitlines() == [
+        "tensorflow horovod.tensorflow needs TensorFlow, which is not installed: pip install"
+        " tensorflow",
+        "keras horovod.keras needs Keras, which is not installed: pip install keras",
+        "mxnet horovod.mxnet needs MXNet, which is not installed: pip install --no-deps"
+        " mxnet==1.9.1 requests",
+        "keras",
+        "tf-keras",
+    ]
+
+
+NAMES = """
+    import importlib, warnings
+    warnings.simplefilter("ignore")
+    modules = {
+        "tensorflow": "mpi_ops functions compression elastic",
+        "tensorflow.keras": "callbacks elastic",
+        "keras": "callbacks elastic",
+        "mxnet": "mpi_ops functions compression",
+    }
+    import mxnet, keras, tensorflow, horovod.torch
+    for name, parts in modules.items():
+        hvd = importlib.import_module(f"horovod.{name}")
+        ours = importlib.import_module(front_end(name))
+        for each in ours.__all__:
+            assert getattr(hvd, each) is getattr(ours, each), (name, each)
+        for part in parts.split():
+            found = importlib.import_module(f"horovod.{name}.{part}")
+            assert found is importlib.import_module(f"{ours.__name__}.{part}"), (name, part)
+        assert hvd.init is horovod.torch.init, "one engine"
+    hvd.init()
+    print(hvd.rank(), hvd.size())
+"""
+
+FRONT_END = """
+    def front_end(name):
+        from horovod import _front_end
+        return _front_end.tensorflows_keras() if name == "tensorflow.keras" else f"allstep.{name}"
+"""
+
+
+def is_built(front_end: str) -> bool:
+    return "__all__" in (FOLDER.parent / front_end / "__init__.py").read_text()
+
+
+@pytest.mark.usefixtures("peers")
+def test_names_of_the_other_frameworks() -> None:
+    """A script imports the framework first; one process can hold all of them."""
+    if not all(map(is_built, ("tensorflow", "keras", "mxnet"))):
+        pytest.skip("the front-ends are not built yet")
+    code = textwrap.dedent(FRONT_END) + textwrap.dedent(NAMES)
+    assert python(code, TF_CPP_MIN_LOG_LEVEL="3") == "0 1\n"
 
 
 def test_a_real_horovod_is_left_alone(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class Facts:
     programs: dict[str, Program]
     gpus: list[str]
     packages: list[Package]
+    frameworks: Mapping[str, str | None]
+    """Installed version of each framework with a front-end, by its name; None: not installed."""
     torch: Engine
     world: World | None
     world_error: str | None

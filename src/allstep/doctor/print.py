@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from allstep._version import __version__
@@ -151,6 +151,7 @@ def _software(report: Report) -> Iterator[Row]:
                 f" {', '.join(lack) or 'none'})"
             ),
         )
+    yield "frameworks", _frameworks(facts.frameworks)
     for title, name in (("MPI", "mpirun"), ("Slurm", "srun"), ("ssh", "ssh")):
         yield title, _program(programs[name])
     if job := facts.env.get("SLURM_JOB_ID"):
@@ -169,6 +170,14 @@ def _software(report: Report) -> Iterator[Row]:
                 title,
                 ", ".join(f"{package.name} {package.version or '(none)'}" for package in packages),
             )
+
+
+def _frameworks(versions: Mapping[str, str | None]) -> str:
+    """Return the frameworks besides torch, which has its own row, as text."""
+    others = {name: version for name, version in versions.items() if name != "PyTorch"}
+    have = [f"{name} {version}" for name, version in others.items() if version]
+    lack = [name for name, version in others.items() if not version]
+    return f"{', '.join(have) or 'none'} (not: {', '.join(lack) or 'none'})"
 
 
 def _program(program: Program) -> str:

@@ -18,6 +18,7 @@ from allstep.doctor.hosts import Visit, visit
 from allstep.doctor.torch_probe import Look
 from allstep.doctor.trial_run import Trial
 from allstep.errors import WorldError
+from allstep.hvd import frameworks
 from allstep.launch import Host
 from allstep.world import World
 
@@ -70,6 +71,7 @@ _MACHINE = (
     "programs",
     "gpus",
     "packages",
+    "frameworks",
     "torch",
 )
 
@@ -149,6 +151,7 @@ def _gather(asked: Asked, look: Look, there: Visit | None) -> Facts:
         programs=found,
         gpus=programs.gpus(found),
         packages=packages.packages(),
+        frameworks=frameworks.versions(),
         torch=engine,
         world=world,
         world_error=world_error,

@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from allstep import engine
-from allstep.hvd import attached, timeline, util
+from allstep.hvd import attached, framework_threads, timeline, util
 from allstep.hvd import process_sets as sets
 from allstep.hvd.place import (
     cross_rank,
@@ -70,6 +72,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     is_new = not is_initialized()
     if is_new:
         _start(chosen)
+        # The engine has given torch its share of the cores.
+        framework_threads.take(torch.get_num_threads(), speaks=rank() == 0)
     _check(comm)
     sets.register([each for each in chosen if each.process_set_id is None])
     if is_new:
@@ -90,6 +94,7 @@ def shutdown() -> None:
     finally:
         timeline.forget()
         sets.forget()
+        framework_threads.give_back()
         current.shutdown()
 
 

@@ -1,6 +1,5 @@
 """The helpers of `horovod.common.util` that scripts import. All of them work before `init()`."""
 
-import importlib.util
 import os
 import re
 import warnings
@@ -12,35 +11,42 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-Item = TypeVar("Item")
+from allstep.hvd.frameworks import FRONT_ENDS, Framework
 
-# Horovod compiles one extension for each framework; allstep has front-ends. Module of the
-# front-end by the name of the framework:
-_FRONT_ENDS = {"torch": "allstep.torch", "tensorflow": "allstep.keras"}
+Item = TypeVar("Item")
+Built = TypeVar("Built", bool, int)
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether there is a front-end for this framework ("torch", "tensorflow", "mxnet").
+    """Return whether there is a front-end for a framework and the framework is installed.
 
-    `verbose`: also print the result (default: False).
+    `ext_base_name`: "torch", "tensorflow", "keras" or "mxnet". `verbose`: also print the result
+    (default: False).
     """
-    module = _FRONT_ENDS.get(ext_base_name)
-    found = module is not None and importlib.util.find_spec(module) is not None
+    framework = FRONT_ENDS.get(ext_base_name)
+    version = framework.version if framework else None
     if verbose:
-        print(f"{ext_base_name}: {'available' if found else 'allstep has no front-end for it'}")
-    return found
+        print(f"{ext_base_name}: {_state(framework, version)}")
+    return version is not None
+
+
+def _state(framework: Framework | None, version: str | None) -> str:
+    if framework is None:
+        return f"allstep has no front-end for it, only for {', '.join(FRONT_ENDS)}"
+    if version is None:
+        return f"{framework.name} is not installed: pip install {framework.install}"
+    return f"available, {framework.name} {version}"
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raise ImportError if there is no front-end of that name ("horovod.torch").
+    """Raise ImportError if a front-end such as "horovod.torch" cannot be used.
 
     Nothing is compiled, so `ext_env_var` and `pkg_path` have no effect.
     """
-    framework = ext_name.removeprefix("horovod.")
-    if not extension_available(framework):
-        raise ImportError(
-            f"{ext_name} is not available: allstep has front-ends for {', '.join(_FRONT_ENDS)}"
-        )
+    framework = FRONT_ENDS.get(ext_name.removeprefix("horovod."))
+    version = framework.version if framework else None
+    if version is None:
+        raise ImportError(f"{ext_name} is not available: {_state(framework, version)}")
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -48,18 +54,33 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return extension_available(ext_base_name, verbose) and torch.cuda.is_available()
 
 
+# The functions below are the same for all front-ends, since torch moves the data of all of them.
+
+
+def _reported(built: Built, library: str, verbose: bool) -> Built:
+    """Return `built`; if `verbose`, print it for each front-end whose framework is installed."""
+    if verbose:
+        for name in filter(extension_available, FRONT_ENDS):
+            print(f"Extension {name} was {'' if built else 'NOT '}built with {library}.")
+    return built
+
+
 def gloo_built(verbose: bool = False) -> bool:
     """Return whether torch has Gloo, the transport between hosts on CPU."""
-    return dist.is_gloo_available()
+    return _reported(dist.is_gloo_available(), "Gloo", verbose)
 
 
 def mpi_built(verbose: bool = False) -> bool:
     """Return False: MPI may launch the ranks, but transports no data."""
-    return False
+    return _reported(False, "MPI", verbose)
 
 
 def nccl_built(verbose: bool = False) -> int:
     """Return the version of torch's NCCL as one number (2.21.5 is 22105), 0 without NCCL."""
+    return _reported(_nccl_version(), "NCCL", verbose)
+
+
+def _nccl_version() -> int:
     if not dist.is_nccl_available():
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
@@ -68,12 +89,12 @@ def nccl_built(verbose: bool = False) -> int:
 
 def ddl_built(verbose: bool = False) -> bool:
     """Return False: IBM's DDL is not used."""
-    return False
+    return _reported(False, "DDL", verbose)
 
 
 def ccl_built(verbose: bool = False) -> bool:
     """Return False: oneCCL is not used."""
-    return False
+    return _reported(False, "CCL", verbose)
 
 
 def cuda_built() -> bool:

@@ -14,9 +14,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from allstep.cli.horovod import check_build
 from allstep.cli.horovod.flags import takes_horovod_flags
 from allstep.cli.horovod.flags_table import FLAGS, idle_line, read_config, variables
 from allstep.errors import ConfigError
+from allstep.hvd import frameworks
 from allstep.launch.horovod import FOLDER
 from allstep.world import World
 from support.allstep_command import Done, run
@@ -334,6 +336,13 @@ def test_a_module_is_horovodrun_too() -> None:
     )
 
 
+def test_a_framework_that_is_not_installed_has_no_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frameworks.Framework, "version", None)
+    lines = check_build.table().splitlines()
+    for name in ("TensorFlow", "PyTorch", "MXNet"):
+        assert f"    [ ] {name}" in lines
+
+
 @pytest.mark.usefixtures("processes")
 def test_version_and_check_build() -> None:
     assert horovodrun("--version").out == "0.28.1\n"
@@ -344,8 +353,8 @@ def test_version_and_check_build() -> None:
         "Available Controllers:",
         "Available Tensor Operations:",
     ]
-    assert "    [X] PyTorch" in lines
-    assert "    [ ] TensorFlow" in lines
+    for name in ("TensorFlow", "PyTorch", "MXNet"):
+        assert f"    [X] {name}" in lines, "all of them are installed for the tests"
     assert lines.count("    [X] Gloo") == 2
     assert lines.count("    [ ] MPI") == 2
     assert len([line for line in lines if line.startswith("    [")]) == 10

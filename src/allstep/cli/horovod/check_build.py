@@ -6,13 +6,14 @@ from allstep.launch.horovod import API_VERSION
 def table() -> str:
     """Return the table of frameworks, controllers and tensor operations.
 
-    allstep has PyTorch only; its launcher starts the workers, and CPU tensors go through Gloo's
-    process group and its own.
+    A framework is available if it is installed. allstep's launcher starts the workers, and CPU
+    tensors go through Gloo's process group and its own.
     """
     from allstep.hvd import util
+    from allstep.hvd.frameworks import MXNET, TENSORFLOW, TORCH
 
     parts: dict[str, dict[str, bool | int | None]] = {
-        "Frameworks": {"TensorFlow": False, "PyTorch": True, "MXNet": False},
+        "Frameworks": {each.name: each.version is not None for each in (TENSORFLOW, TORCH, MXNET)},
         "Controllers": {"MPI": util.mpi_built(), "Gloo": util.gloo_built()},
         "Tensor Operations": {
             "NCCL": util.nccl_built(),

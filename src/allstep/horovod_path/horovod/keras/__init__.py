@@ -1,5 +1,7 @@
-"""Not implemented yet: raises ImportError."""
+"""Horovod's name for allstep.keras."""
 
-raise ImportError(
-    "allstep does not implement Horovod's Keras API yet; `import horovod.torch` works"
-)
+from allstep.hvd.frameworks import KERAS
+
+from .. import _front_end  # noqa: TID252
+
+__all__ = _front_end.fill(globals(), "allstep.keras", KERAS)

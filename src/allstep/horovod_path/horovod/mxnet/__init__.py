@@ -1,5 +1,9 @@
-"""Not offered: raises ImportError."""
+"""Horovod's name for allstep.mxnet."""
 
-raise ImportError(
-    "allstep does not offer horovod.mxnet; `import horovod.torch` and `horovod.run` work"
-)
+from allstep.hvd.frameworks import MXNET
+
+from .. import _front_end  # noqa: TID252
+
+__all__ = _front_end.fill(globals(), "allstep.mxnet", MXNET)
+
+from . import compression, functions, mpi_ops  # noqa: F401

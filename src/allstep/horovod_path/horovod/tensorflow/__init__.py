@@ -1,5 +1,9 @@
-"""Not implemented yet: raises ImportError."""
+"""Horovod's name for allstep.tensorflow."""
 
-raise ImportError(
-    "allstep does not implement Horovod's TensorFlow API yet; `import horovod.torch` works"
-)
+from allstep.hvd.frameworks import TENSORFLOW
+
+from .. import _front_end  # noqa: TID252
+
+__all__ = _front_end.fill(globals(), "allstep.tensorflow", TENSORFLOW)
+
+from . import compression, functions, mpi_ops  # noqa: F401
