@@ -1,10 +1,9 @@
 """The public names of this package besides the optimizer."""
 
 from allstep.keras import callbacks, elastic
-from allstep.keras.global_batches import Batches, batches
-from allstep.keras.variables import broadcast_variables
 from allstep.keras.callbacks import BroadcastGlobalVariablesCallback
 from allstep.keras.evaluation import evaluate
+from allstep.keras.global_batches import Batches, batches
 from allstep.keras.values import (
     allgather,
     allreduce,
@@ -12,6 +11,7 @@ from allstep.keras.values import (
     broadcast_global_variables,
     reducescatter,
 )
+from allstep.keras.variables import broadcast_variables
 
 __all__ = [
     "Batches",

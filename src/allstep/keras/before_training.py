@@ -96,7 +96,8 @@ def without_xla(model: Any) -> None:
 
     Leave a model alone if its optimizer is not distributed.
     """
-    if keras.backend.backend() != "tensorflow" or not is_distributed(model.optimizer):
+    optimizer = getattr(model, "optimizer", None)
+    if keras.backend.backend() != "tensorflow" or not is_distributed(optimizer):
         return
     if model.jit_compile:
         model.jit_compile = False

@@ -144,7 +144,12 @@ def as_array(value: Any) -> "np.ndarray[Any, Any]":
         return value
     if keras.ops.is_tensor(value):
         value = keras.ops.convert_to_numpy(value)
-    return np.asarray(value)
+    array = np.asarray(value)
+    if array.dtype == object:
+        raise ValueError(
+            f"{type(value).__name__}: expected arrays with all samples, such as numpy arrays"
+        )
+    return array
 
 
 def common_length(data: Any) -> int:

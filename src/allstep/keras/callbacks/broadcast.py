@@ -15,8 +15,8 @@ from typing import Any
 import keras
 
 from allstep.keras.before_training import is_built
-from allstep.keras.variables import broadcast_variables
 from allstep.keras.callbacks.base import Collective
+from allstep.keras.variables import broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(Collective):
