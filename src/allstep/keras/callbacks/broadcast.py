@@ -1,0 +1,78 @@
+"""The callback that makes all ranks begin with the weights of one rank.
+
+Horovod broadcasts at the end of the first batch, because Keras 2 creates the variables of an
+optimizer there. The first step then mixes gradients of different weights. Here the broadcast
+precedes the first step wherever all layers have their weights by then: always on torch and JAX,
+where `fit` builds the model; on TensorFlow for a model with an `Input`. Otherwise it comes at the
+end of the first batch, too.
+
+The state of random generators (dropout) is not sent, so ranks draw different numbers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from allstep.keras.before_training import is_built
+from allstep.keras.callbacks.base import Collective
+from allstep.keras.variables import broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(Collective):
+    """Copies the weights and the optimizer's state of one rank to all ranks, once per object.
+
+    `root_rank`: the rank whose values are sent. `device`: not used; Horovod's signature.
+    `local_variables`: variables that keep the values of their rank (default: none).
+    """
+
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self.local_variables = list(local_variables or ())
+        for each in self.local_variables:
+            if not isinstance(each, keras.Variable):
+                raise ValueError(
+                    f"local_variables: {type(each).__name__} is not a Keras variable; give a list"
+                    " such as layer.variables"
+                )
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Broadcast now if all ranks have all weights, else after the first batch."""
+        super().on_train_begin(logs)
+        if self.broadcast_done:
+            return
+        if all(training.weights is not None for training in self.trainings):
+            self._broadcast()
+        else:
+            # A method of the class would make Keras run all callbacks of all trainings in step
+            # with the model, on torch and JAX, where this is never needed.
+            self.on_train_batch_end = self._after_batch
+
+    def _after_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if not self.broadcast_done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        model = self.model
+        broadcast_model(model, model.optimizer, self.root_rank, self.local_variables)
+        self.broadcast_done = True
+
+
+def broadcast_model(
+    model: Any, optimizer: Any, root_rank: int, local_variables: Sequence[Any] = ()
+) -> None:
+    """Copy the weights of a model and the state of its optimizer from one rank to all ranks."""
+    if not is_built(model):
+        raise ValueError(
+            f"{model.name} has no weights yet, so they cannot be sent: give it an Input, or call"
+            " model.build(input_shape)"
+        )
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    local = {id(each) for each in local_variables}
+    sent = [*model.weights, *optimizer.variables]
+    broadcast_variables([each for each in sent if id(each) not in local], root_rank)
