@@ -22,7 +22,9 @@ def data() -> tuple[Any, Any]:
 def share(array: Any, rank: int, size: int) -> Any:
     """This rank's part of every global batch, in order."""
     batches = array.reshape(SAMPLES // BATCH, BATCH, *array.shape[1:])
-    return np.concatenate([batch[rank * BATCH // size : (rank + 1) * BATCH // size] for batch in batches])
+    return np.concatenate(
+        [batch[rank * BATCH // size : (rank + 1) * BATCH // size] for batch in batches]
+    )
 
 
 def prepare() -> None:
@@ -75,8 +77,8 @@ def plain_optimizers() -> dict[str, Callable[[], Any]]:
         "momentum": lambda: known.SGD(0.05, momentum=0.9),
         "adam": lambda: known.Adam(0.01),
         "decay": lambda: known.AdamW(0.01, weight_decay=0.1),
+        "adam, clipped": lambda: known.Adam(0.01, global_clipnorm=0.1),
         "clip by norm": lambda: known.SGD(0.5, clipnorm=0.1),
-        "clip by global norm": lambda: known.SGD(0.5, global_clipnorm=0.1),
         "ema": lambda: known.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
         "accumulation": lambda: known.SGD(0.05, momentum=0.9, gradient_accumulation_steps=2),
         "schedule": lambda: known.SGD(known.schedules.ExponentialDecay(0.05, 2, 0.9)),

@@ -21,6 +21,8 @@ from typing import Any
 import keras
 from keras.src.trainers.trainer import Trainer
 
+from allstep.keras.bridges import bridge
+
 _LOG = logging.getLogger("allstep.keras")
 _READ = {"optimizer", "jit_compile", "run_eagerly"}
 
@@ -58,9 +60,13 @@ def adopt(model: Any, *, is_auto: bool) -> None:
         return
     for name, method in _METHODS.items():
         setattr(model, name, types.MethodType(method, model))
-    if is_auto and keras.backend.backend() == "tensorflow" and model.jit_compile:
+    if not model.jit_compile:
+        return
+    if is_auto and _on_tensorflow():
         model.jit_compile = False
         _LOG.warning("XLA is off for %s: TensorFlow's XLA cannot call allstep", model.name)
+    elif keras.backend.backend() == "torch":
+        bridge().leave_compiled_code()
 
 
 @contextmanager

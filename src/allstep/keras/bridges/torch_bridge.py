@@ -15,11 +15,25 @@ from allstep.keras.reduction import Reduction
 IN_PLACE = True
 
 
-@torch.compiler.disable
 def reduce(
     reduction: Reduction, grads: Sequence[Tensor | None], variables: Sequence[Any]
 ) -> tuple[bool, list[Any]]:
     """Reduce gradients, each with the variable that it belongs to."""
+    return _reduce_now(reduction, grads, variables)
+
+
+def leave_compiled_code() -> None:
+    """Reduce outside of functions that torch.compile compiles.
+
+    Only for models that are compiled, since it imports torch's compiler, which takes seconds.
+    """
+    global _reduce_now
+    _reduce_now = torch.compiler.disable(_reduce)
+
+
+def _reduce(
+    reduction: Reduction, grads: Sequence[Tensor | None], variables: Sequence[Any]
+) -> tuple[bool, list[Any]]:
     with torch.no_grad():
         arrays = [
             _writable(grad, variable) for grad, variable in zip(grads, variables, strict=True)
@@ -41,3 +55,6 @@ def _writable(grad: Tensor | None, variable: Any) -> Tensor | None:
     if grad is not variable.value.grad:
         return grad.detach().clone(memory_format=torch.contiguous_format)
     return grad.contiguous()
+
+
+_reduce_now = _reduce
