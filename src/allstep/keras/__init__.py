@@ -1,4 +1,89 @@
 """Horovod's API for Keras: `import allstep.keras as hvd`.
 
-It works with Keras 3 on TensorFlow, torch and JAX.
+    hvd.init()
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01 * hvd.size())), ...)
+    model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+It works with Keras 3 on TensorFlow, torch and JAX; `KERAS_BACKEND` selects the backend, as for
+plain Keras. Names, arguments and results are Horovod's; `docs/horovod.md` lists the differences.
 """
+
+try:
+    import keras as _keras  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "allstep.keras needs Keras 3 and one of its backends: pip install keras", name=error.name
+    ) from error
+
+from allstep.hvd.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from allstep.hvd.exceptions import HorovodInternalError
+from allstep.hvd.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from allstep.hvd.requests import Adasum, Average, Sum
+from allstep.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from allstep.keras.saved_models import load_model
+from allstep.torch.compression import Compression
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Sum",
+    "add_process_set",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]

@@ -1,0 +1,136 @@
+"""Keras on TensorFlow: one `tf.py_function` takes all gradients out of the graph.
+
+Arguments and results cross as DLPack views, without a copy. A gradient can be a variable's own
+memory (the gradient of w*w/2 is w), so it is only read; the results are in memory of our own, which
+TensorFlow releases when it has used them. In eager mode there is no graph to leave: the reduction
+is called directly, and its exceptions keep their class.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+import torch
+from torch import Tensor
+
+from allstep.keras.reduction import ALIGNMENT, Array, Reduction, Sparse
+
+IN_PLACE = False
+
+
+def reduce(
+    reduction: Reduction, grads: Sequence[Any], variables: Sequence[Any]
+) -> tuple[Any, list[Any]]:
+    """Reduce gradients: tensors, IndexedSlices or None. `variables` is not used."""
+    if reduction.settings.sparse_as_dense:
+        grads = [_dense(grad) for grad in grads]
+    if tf.executing_eagerly():
+        return _reduce_now(reduction, grads)
+    return _reduce_in_graph(reduction, grads)
+
+
+def conditional(flag: Any, update: Callable[[], None], skip: Callable[[], None]) -> None:
+    """Call `update` if the flag is set, otherwise `skip`; in a graph when it runs."""
+    if isinstance(flag, bool):
+        (update if flag else skip)()
+        return
+    # The branches of a condition return the same structure.
+    tf.cond(flag, lambda: _then_zero(update), lambda: _then_zero(skip))
+
+
+def _then_zero(function: Callable[[], None]) -> Any:
+    function()
+    return tf.constant(0)
+
+
+def _dense(grad: Any) -> Any:
+    return tf.convert_to_tensor(grad) if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def _reduce_now(reduction: Reduction, grads: Sequence[Any]) -> tuple[bool, list[Any]]:
+    parts = [part for grad in grads for part in _parts(grad)]
+    updates, arrays = reduction.step(_arrays(grads, [_view(part) for part in parts]))
+    tensors = iter([_tensor(part) for array in arrays for part in _array_parts(array)])
+    return updates, [
+        _with_parts(_kind(array), grad, tensors) for array, grad in zip(arrays, grads, strict=True)
+    ]
+
+
+def _reduce_in_graph(reduction: Reduction, grads: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Add the operation to the graph that is being traced."""
+    parts = [part for grad in grads for part in _parts(grad)]
+
+    def run(*tensors: Any) -> list[Any]:
+        updates, arrays = reduction.step(_arrays(grads, [_view(each) for each in tensors]))
+        present = [array for array, grad in zip(arrays, grads, strict=True) if grad is not None]
+        results = [_tensor(part) for array in present for part in _array_parts(array)]
+        return [updates, *results]
+
+    updates, *results = tf.py_function(run, parts, [tf.bool, *(part.dtype for part in parts)])
+    for result, part, is_sparse in zip(results, parts, _sparse_flags(grads), strict=True):
+        # Ranks gather different numbers of rows.
+        result.set_shape(part.shape if not is_sparse else [None, *part.shape[1:]])
+    updates.set_shape(())
+    tensors = iter(results)
+    return updates, [_with_parts(_kind(grad), grad, tensors) for grad in grads]
+
+
+# From a gradient to its parts and back. A dense gradient has one part, a sparse one has two.
+
+
+def _kind(thing: Any) -> type | None:
+    if thing is None:
+        return None
+    return Sparse if isinstance(thing, (tf.IndexedSlices, Sparse)) else Tensor
+
+
+def _parts(grad: Any) -> list[Any]:
+    if grad is None:
+        return []
+    return [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
+
+
+def _sparse_flags(grads: Sequence[Any]) -> list[bool]:
+    return [_kind(grad) is Sparse for grad in grads for _ in _parts(grad)]
+
+
+def _arrays(grads: Sequence[Any], views: Sequence[Tensor]) -> list[Array]:
+    """Return one array for each gradient, from the views of all parts."""
+    rest = iter(views)
+    kinds = [_kind(grad) for grad in grads]
+    return [
+        None if kind is None else Sparse(next(rest), next(rest)) if kind is Sparse else next(rest)
+        for kind in kinds
+    ]
+
+
+def _array_parts(array: Array) -> list[Tensor]:
+    if array is None:
+        return []
+    return list(array) if isinstance(array, Sparse) else [array]
+
+
+def _with_parts(kind: type | None, grad: Any, tensors: Any) -> Any:
+    """Return a gradient of TensorFlow from the next tensors."""
+    if kind is None:
+        return None
+    first = next(tensors)
+    if kind is not Sparse:
+        return first
+    return tf.IndexedSlices(first, next(tensors), grad.dense_shape)
+
+
+# DLPack
+
+
+def _view(tensor: Any) -> Tensor:
+    """Return TensorFlow's memory as a torch tensor, which is only read."""
+    view: Tensor = torch.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
+    return view
+
+
+def _tensor(array: Tensor) -> Any:
+    """Return our memory as a tensor of TensorFlow, whose kernels expect aligned memory."""
+    if array.data_ptr() % ALIGNMENT or not array.is_contiguous():
+        array = array.clone(memory_format=torch.contiguous_format)
+    return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(array))

@@ -1,0 +1,413 @@
+"""`DistributedOptimizer` for Keras 3: any Keras optimizer, with the gradients of all ranks.
+
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3)), ...)
+
+The result is an object of a new class: a subclass of the wrapped optimizer's class, with the same
+name, whose `apply` reduces first. All three backends call this method: TensorFlow's
+`apply_gradients`, torch's training step, and JAX's `stateless_apply`. Clipping, accumulation
+(`gradient_accumulation_steps`), weight decay and EMA come after it and give the result of one
+worker.
+
+Two differences from Horovod: a custom loop that calls `apply_gradients` is reduced, too; and under
+a mixed_float16 policy the result is a LossScaleOptimizer around the given one, so that all ranks
+skip the same steps.
+"""
+
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import keras
+import torch
+
+from allstep.hvd.place import running
+from allstep.hvd.process_sets import ProcessSet, global_process_set
+from allstep.hvd.requests import Average, Sum
+from allstep.keras.bridges import bridge
+from allstep.keras.compiled_models import install
+from allstep.keras.public_names import register_like
+from allstep.keras.reduction import Reduction, Settings, Spec
+from allstep.torch.compression import Compression
+
+_INSIDE = (
+    "a LossScaleOptimizer around a distributed optimizer lets each rank skip steps on its own, and"
+    " the others wait: write hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(opt)),"
+    " or call hvd.DistributedOptimizer after keras.mixed_precision.set_dtype_policy"
+)
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Any] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return an optimizer like `optimizer` that applies the gradients of all ranks.
+
+    - `name`, `device_dense`, `device_sparse`: accepted as in Horovod, without effect.
+    - `compression`: the compressor for gradients while they are sent. Default: none.
+    - `sparse_as_dense`: reduce IndexedSlices as dense gradients. Default: gather their rows.
+    - `gradient_predivide_factor`: accepted with op=Average; here the whole division of an average
+      happens before the sum, so nothing overflows.
+    - `op`: Average (default) or Sum.
+    - `backward_passes_per_step`: calls whose gradients are added on each rank before they are
+      reduced and applied. Default: 1.
+    - `average_aggregated_gradients`: divide these sums by the number of calls.
+    - `num_groups`, `groups`: Horovod's options for which gradients are reduced together. They are
+      checked; here all gradients are always reduced together.
+    - `process_set`: the ranks whose gradients are reduced. Default: all ranks.
+    - `scale_local_gradients`: divide the gradients of local variables (see `register_local_var`)
+      by the number of ranks.
+
+    An optimizer that has state keeps it.
+    """
+    running()
+    _check_optimizer(optimizer)
+    _check_groups(num_groups, groups)
+    settings = Settings(
+        op=_checked_op(op, gradient_predivide_factor),
+        **_compressor(compression),
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+        passes=_checked_passes(backward_passes_per_step),
+        averages_passes=average_aggregated_gradients,
+        scales_local=scale_local_gradients,
+    )
+    install()
+    return _wrapped(_with_loss_scale(optimizer), settings)
+
+
+def PartialDistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Any] | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return a distributed optimizer that does not reduce the gradients of `local_layers`.
+
+    `local_layers`: a layer or a list of layers. The other arguments are those of
+    `DistributedOptimizer`.
+    """
+    layers = _checked_layers(local_layers)
+    made = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    made._local.layers.extend(layers)
+    return made
+
+
+# The arguments
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if isinstance(optimizer, Distributed):
+        raise ValueError(
+            f"{type(optimizer).__name__} is a distributed optimizer already: call"
+            " hvd.DistributedOptimizer once"
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        found = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+        raise ValueError(
+            f"expected an optimizer of Keras 3, e.g. keras.optimizers.SGD(0.01), found {found}"
+        )
+
+
+def _checked_op(op: int, predivide: float) -> int:
+    if op not in (Average, Sum):
+        raise ValueError(
+            f"op={op!r} is not supported by a Keras optimizer: use hvd.Average or hvd.Sum"
+        )
+    if predivide != 1.0 and op != Average:
+        raise ValueError(f"gradient_predivide_factor={predivide} needs op=hvd.Average")
+    return op
+
+
+def _checked_passes(passes: int) -> int:
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes}: it must be above 0")
+    return passes
+
+
+def _check_groups(num_groups: int, groups: Any) -> None:
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if groups is None or (isinstance(groups, list) and all(isinstance(g, list) for g in groups)):
+        return
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 0:
+        raise ValueError(
+            f"groups={groups!r}: expected a number of groups or a list of lists of variables"
+        )
+
+
+def _compressor(compression: Any) -> dict[str, Any]:
+    """Return the two functions of a compressor; None for no compression.
+
+    Those of another front-end are known by their names, since gradients are torch tensors here.
+    """
+    names = {"NoneCompressor": "none", "FP16Compressor": "fp16", "BF16Compressor": "bf16"}
+    known = names.get(getattr(compression, "__name__", ""))
+    used = compression if known is None else getattr(Compression, known)
+    is_used = used is not Compression.none
+    return {
+        "compress": used.compress if is_used else None,
+        "decompress": used.decompress if is_used else None,
+    }
+
+
+def _checked_layers(local_layers: Any) -> list[Any]:
+    layers = [] if local_layers is None else local_layers
+    layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
+    for layer in layers:
+        if not isinstance(layer, keras.layers.Layer):
+            raise ValueError(
+                f"local_layers: expected layers of the model, found {type(layer).__name__}"
+            )
+    return layers
+
+
+# The wrapped optimizer
+
+
+def _with_loss_scale(optimizer: Any) -> Any:
+    """Return the optimizer, under a mixed_float16 policy inside a LossScaleOptimizer."""
+    scaled = keras.optimizers.LossScaleOptimizer
+    if keras.config.dtype_policy().name != "mixed_float16" or isinstance(optimizer, scaled):
+        return optimizer
+    return scaled(optimizer, name="loss_scale_optimizer")
+
+
+def _wrapped(optimizer: Any, settings: Settings) -> Any:
+    """Return an optimizer of a new subclass, with the configuration and state of `optimizer`."""
+    base = type(optimizer)
+    attributes = {"__module__": "horovod._keras", "_settings": settings}
+    made_class = types.new_class(
+        base.__name__, (Distributed, base), exec_body=lambda names: names.update(attributes)
+    )
+    register_like(made_class, base)
+    made = made_class.from_config(optimizer.get_config(), **_custom_objects(optimizer))
+    if optimizer.built:
+        copy_state(optimizer, made)
+    return made
+
+
+def _custom_objects(optimizer: Any) -> dict[str, Any]:
+    """Return the argument of `from_config` with the class of an inner optimizer."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return {} if inner is None else {"custom_objects": {type(inner).__name__: type(inner)}}
+
+
+def copy_state(source: Any, target: Any) -> None:
+    """Give an optimizer the variables of another one with the same configuration."""
+    target.build(source._trainable_variables)
+    for old, new in zip(source.variables, target.variables, strict=True):
+        new.assign(old)
+
+
+class _LocalVariables:
+    """The variables whose gradients are not reduced. `layers`: their weights are such variables."""
+
+    def __init__(self) -> None:
+        self.variables: list[Any] = []
+        self.layers: list[Any] = []
+
+    def keys(self, key: Callable[[Any], Any]) -> set[Any]:
+        """Return the optimizer's keys of all local variables."""
+        of_layers = [weight for layer in self.layers for weight in layer.trainable_weights]
+        return {key(variable) for variable in [*self.variables, *of_layers]}
+
+
+class _AggregationHelper:
+    """Horovod's name for the number of gradients that are accumulated at the moment."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self._reduction = reduction
+
+    @property
+    def counter(self) -> int:
+        """The number of passes since the last update."""
+        return self._reduction.counter
+
+
+class _Variables(list[Any]):
+    """A list that can be called, since older scripts write `optimizer.variables()`."""
+
+    def __call__(self) -> list[Any]:
+        return list(self)
+
+
+class Distributed:
+    """The methods that are added to the class of a Keras optimizer."""
+
+    _settings: Settings
+    _trainable_variables: list[Any]
+    _is_reduced = False
+
+    @cached_property
+    def _reduction(self) -> Reduction:
+        return Reduction(self._settings, in_place=bridge().IN_PLACE)
+
+    @cached_property
+    def _local(self) -> _LocalVariables:
+        return _LocalVariables()
+
+    @cached_property
+    def _agg_helper(self) -> _AggregationHelper | None:
+        return _AggregationHelper(self._reduction) if self._settings.passes > 1 else None
+
+    @property
+    def variables(self) -> _Variables:
+        """The variables of the optimizer, as an attribute or by a call."""
+        return _Variables(super().variables)  # type: ignore[misc]
+
+    @property
+    def loss_scale_factor(self) -> Any:
+        """Keras's fixed factor of the loss. A LossScaleOptimizer sets it to None."""
+        return self.__dict__.get("_fixed_loss_scale")
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: Any) -> None:
+        if value is None and "_fixed_loss_scale" in self.__dict__:
+            raise ValueError(_INSIDE)
+        self.__dict__["_fixed_loss_scale"] = value
+
+    def register_local_var(self, var: Any) -> None:
+        """Keep the gradient of a variable on this rank; call it before the first step."""
+        self._local.variables.append(var)
+
+    # Reducing
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Update the variables with the gradients of all ranks."""
+        if self._is_reduced or not len(grads):
+            super().apply(grads, trainable_variables)  # type: ignore[misc]
+            return
+        variables = self._built_with(trainable_variables)
+        flag, reduced = self._reduced(list(grads), variables)
+
+        def update() -> None:
+            super(Distributed, self).apply(reduced, trainable_variables)  # type: ignore[misc]
+
+        if self._settings.passes == 1:
+            update()
+        else:
+            bridge().conditional(flag, update, self._count_pass)
+
+    def stateless_apply(
+        self, optimizer_variables: list[Any], grads: list[Any], trainable_variables: list[Any]
+    ) -> Any:
+        """Return the variables after an update with the gradients of all ranks; JAX calls it.
+
+        A LossScaleOptimizer has a method of its own that does not call `apply`, so the gradients
+        are reduced here.
+        """
+        flag, reduced = self._reduced(list(grads), self._trainable_variables)
+
+        def update() -> Any:
+            with self._not_again():
+                return super(Distributed, self).stateless_apply(  # type: ignore[misc]
+                    optimizer_variables, reduced, trainable_variables
+                )
+
+        if self._settings.passes == 1:
+            return update()
+        return bridge().conditional(
+            flag, update, lambda: self._stateless_pass(optimizer_variables, trainable_variables)
+        )
+
+    def _built_with(self, variables: Any) -> list[Any]:
+        """Return the variables of a step; build the optimizer if this is its first one."""
+        if variables is None:
+            return self._trainable_variables
+        variables = list(variables)
+        if not self.built:  # type: ignore[has-type]
+            with keras.name_scope(self.name):  # type: ignore[attr-defined]
+                self.build(variables)  # type: ignore[attr-defined]
+            self.built = True
+        return variables
+
+    def _reduced(self, grads: list[Any], variables: list[Any]) -> tuple[Any, list[Any]]:
+        """Return whether to update now, and the reduced gradients of these variables."""
+        everything = self._trainable_variables
+        self._reduction.prepare(self._specs())
+        places = [self._get_variable_index(each) for each in variables]  # type: ignore[attr-defined]
+        all_grads = [None] * len(everything)
+        for place, grad in zip(places, grads, strict=True):
+            all_grads[place] = grad
+        flag, reduced = bridge().reduce(self._reduction, all_grads, everything)
+        return flag, [reduced[place] for place in places]
+
+    def _specs(self) -> tuple[Spec, ...]:
+        local = self._local.keys(self._var_key)  # type: ignore[attr-defined]
+        return tuple(
+            _spec(number, variable, self._var_key(variable) in local)  # type: ignore[attr-defined]
+            for number, variable in enumerate(self._trainable_variables)
+        )
+
+    @contextmanager
+    def _not_again(self) -> Iterator[None]:
+        """Pass gradients through `apply` that are reduced already."""
+        self.__dict__["_is_reduced"] = True
+        try:
+            yield
+        finally:
+            self.__dict__["_is_reduced"] = False
+
+    # A pass without an update
+
+    def _counted(self) -> Any:
+        """Return the variable that counts steps; a LossScaleOptimizer uses its inner one's."""
+        return getattr(self, "inner_optimizer", self)._iterations
+
+    def _count_pass(self) -> None:
+        self._counted().assign_add(1)
+
+    def _stateless_pass(self, optimizer_variables: list[Any], variables: list[Any]) -> Any:
+        counted = self._counted()
+        values = [
+            value + 1 if variable is counted else value
+            for variable, value in zip(self.variables, optimizer_variables, strict=True)
+        ]
+        return list(variables), values
+
+
+def _spec(number: int, variable: Any, is_local: bool) -> Spec:
+    """Describe a variable. Its number distinguishes it, since layers are numbered per process."""
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    name = f"{number}/{variable.name}"
+    return Spec(name, tuple(variable.shape), getattr(torch, dtype), is_local)

@@ -1,0 +1,225 @@
+"""The reduction of one Keras optimizer: what happens to its gradients outside of the framework.
+
+A bridge (`allstep.keras.bridges`) passes all gradients of a step as torch tensors. Here they are
+accumulated over `backward_passes_per_step`, reduced over the ranks, and the gradients of local
+variables are scaled. State such as the number of passes is kept here, not in variables of the
+optimizer, so a saved model is that of the plain optimizer.
+
+The original exception is kept here as well: TensorFlow and JAX replace it by one of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from allstep.hvd.gradient_list import GradientList
+from allstep.hvd.handles import perform_group
+from allstep.hvd.process_sets import ProcessSet
+from allstep.hvd.requests import Average, gathering
+
+# A tensor that starts at a multiple of this many bytes can be used by every kernel of TensorFlow.
+ALIGNMENT = 64
+# Numbers of the reductions of this process, the same on all ranks.
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Horovod's options of a distributed optimizer; see `DistributedOptimizer`."""
+
+    op: int
+    compress: Callable[[Tensor], tuple[Tensor, Any]] | None
+    decompress: Callable[[Tensor, Any], Tensor] | None
+    process_set: ProcessSet
+    sparse_as_dense: bool
+    passes: int
+    averages_passes: bool
+    scales_local: bool
+
+
+class Spec(NamedTuple):
+    """A gradient as all ranks have it. `is_local`: it is not reduced."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_local: bool
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the next tensor in a buffer is aligned if this one is."""
+        nbytes = torch.Size(self.shape).numel() * self.dtype.itemsize
+        return nbytes % ALIGNMENT == 0
+
+
+class Sparse(NamedTuple):
+    """A gradient of some rows of a variable: TensorFlow's IndexedSlices."""
+
+    values: Tensor
+    indices: Tensor
+
+
+Array = Tensor | Sparse | None
+
+
+class Reduction:
+    """Reduces the gradients of one optimizer. `in_place`: whether they may be written to."""
+
+    def __init__(self, settings: Settings, *, in_place: bool) -> None:
+        self.settings = settings
+        self.in_place = in_place
+        self.counter = 0
+        self._number = next(_numbers)
+        self._error: BaseException | None = None
+        self._specs: tuple[Spec, ...] | None = None
+        self._list: GradientList | None = None
+        self._order: list[int] = []
+        self._sums: list[Tensor | None] = []
+
+    def prepare(self, specs: tuple[Spec, ...]) -> None:
+        """Set the gradients of all later steps; a no-op if they are the same as before."""
+        if specs == self._specs:
+            return
+        self._specs = specs
+        shared = [number for number, spec in enumerate(specs) if not spec.is_local]
+        # Aligned ones first, so that their results in a common buffer stay aligned.
+        self._order = sorted(shared, key=lambda number: not specs[number].is_aligned)
+        self._list = (
+            GradientList(
+                [
+                    (specs[n].name, torch.zeros((), dtype=specs[n].dtype).expand(specs[n].shape))
+                    for n in self._order
+                ],
+                op=self.settings.op,
+                process_set=self.settings.process_set,
+                in_place=self.in_place,
+                compress=self.settings.compress,
+                decompress=self.settings.decompress,
+            )
+            if shared
+            else None
+        )
+        self.counter, self._sums = 0, []
+
+    # A step
+
+    def step(self, arrays: Sequence[Array]) -> tuple[bool, list[Array]]:
+        """Return whether to update the variables now, and with which gradients.
+
+        `arrays`: one for each spec; None where this rank has no gradient. Whatever is raised is
+        kept for `take_error`.
+        """
+        try:
+            return self._step(list(arrays))
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def take_error(self) -> BaseException | None:
+        """Return the exception of the last failed step, once."""
+        error, self._error = self._error, None
+        return error
+
+    def _step(self, arrays: list[Array]) -> tuple[bool, list[Array]]:
+        passes = self.settings.passes
+        if passes > 1:
+            self.counter += 1
+            if self.counter < passes:
+                self._accumulate(arrays)
+                return False, arrays
+            arrays = self._accumulated(arrays)
+            self.counter = 0
+        self._scale_local(arrays)
+        self._reduce_dense(arrays)
+        self._reduce_sparse(arrays)
+        return True, arrays
+
+    def _accumulate(self, arrays: list[Array]) -> None:
+        """Add the gradients of a pass to those of the passes before it."""
+        if not self._sums:
+            self._sums = [None] * len(arrays)
+        for number, array in enumerate(_all_dense(arrays)):
+            total = self._sums[number]
+            if array is None:
+                continue
+            if total is None:
+                self._sums[number] = array.detach().clone()
+            else:
+                total.add_(array)
+
+    def _accumulated(self, arrays: list[Array]) -> list[Array]:
+        """Return the gradients of all passes, in the memory of the last ones where allowed."""
+        last = _all_dense(arrays)
+        if not self.in_place:
+            self._accumulate(arrays)
+        results: list[Array] = []
+        for array, total in zip(last, self._sums, strict=True):
+            if self.in_place and array is not None:
+                total = array if total is None else array.add_(total)
+            if total is not None and self.settings.averages_passes:
+                total.div_(self.settings.passes)
+            results.append(total)
+        # The results may still be used when the next pass begins.
+        self._sums = []
+        return results
+
+    def _scale_local(self, arrays: list[Array]) -> None:
+        """Divide the gradients of local variables by the number of ranks, as if reduced."""
+        assert self._specs is not None
+        size = self.settings.process_set.size() or 1
+        if not self.settings.scales_local or size == 1 or not self.settings.process_set.included():
+            return
+        for number, spec in enumerate(self._specs):
+            array = arrays[number]
+            if not spec.is_local or array is None:
+                continue
+            if isinstance(array, Sparse):
+                arrays[number] = Sparse(array.values / size, array.indices)
+            else:
+                arrays[number] = array.div_(size) if self.in_place else array / size
+
+    def _reduce_dense(self, arrays: list[Array]) -> None:
+        if self._list is None:
+            return
+        dense = [None if isinstance(arrays[n], Sparse) else arrays[n] for n in self._order]
+        results = self._list.reduce(dense)
+        for number, result in zip(self._order, results, strict=True):
+            if not isinstance(arrays[number], Sparse):
+                arrays[number] = result
+
+    def _reduce_sparse(self, arrays: list[Array]) -> None:
+        """Gather the rows of all ranks; their sum is the reduced gradient."""
+        assert self._specs is not None
+        process_set = self.settings.process_set
+        size = process_set.size() or 1
+        sparse = [
+            (number, array)
+            for number, array in enumerate(arrays)
+            if isinstance(array, Sparse) and not self._specs[number].is_local
+        ]
+        if not sparse or size == 1 or not process_set.included():
+            return
+        requests = [
+            gathering(each.contiguous(), f"keras.{self._number}.{number}.{part}", process_set)
+            for number, array in sparse
+            for part, each in zip(Sparse._fields, array, strict=True)
+        ]
+        results = perform_group(requests)
+        factor = size if self.settings.op == Average else 1
+        for position, (number, _) in enumerate(sparse):
+            values, indices = results[2 * position : 2 * position + 2]
+            arrays[number] = Sparse(values / factor, indices)
+
+
+def _all_dense(arrays: Sequence[Array]) -> list[Tensor | None]:
+    """Return the arrays; raise ValueError if one is sparse."""
+    if any(isinstance(array, Sparse) for array in arrays):
+        raise ValueError(
+            "IndexedSlices cannot be accumulated over backward_passes_per_step: give"
+            " DistributedOptimizer sparse_as_dense=True"
+        )
+    return [array for array in arrays if not isinstance(array, Sparse)]
