@@ -16,13 +16,13 @@ import numpy
 import tensorflow as tf
 import torch
 from torch import Tensor
-from torch.utils import dlpack
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 ALIGNMENT = 64
 """Bytes. TensorFlow's kernels expect a tensor to start at a multiple of it."""
 
 _BY_NUMPY = (torch.bool, torch.uint16)
-_DTYPES = {
+_DTYPES: dict[Any, torch.dtype] = {
     dtype: getattr(torch, dtype.name)
     for dtype in (
         tf.bool,
@@ -60,7 +60,7 @@ def to_torch(tensor: Any) -> Tensor:
         return torch.empty(tuple(tensor.shape), dtype=dtype)
     if dtype in _BY_NUMPY:
         return torch.from_numpy(numpy.array(tensor.numpy()))
-    return torch.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
+    return from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
 
 
 def to_tensorflow(tensor: Tensor) -> Any:
@@ -69,7 +69,7 @@ def to_tensorflow(tensor: Tensor) -> Any:
         return tf.zeros(tuple(tensor.shape), tf.as_dtype(str(tensor.dtype).removeprefix("torch.")))
     if tensor.dtype in _BY_NUMPY:
         return tf.convert_to_tensor(numpy.array(tensor.detach().cpu().numpy()))
-    return tf.experimental.dlpack.from_dlpack(dlpack.to_dlpack(_aligned(tensor)))
+    return tf.experimental.dlpack.from_dlpack(to_dlpack(_aligned(tensor)))
 
 
 def _aligned(tensor: Tensor) -> Tensor:

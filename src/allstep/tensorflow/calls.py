@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 from torch import Tensor
@@ -24,8 +24,22 @@ from torch import Tensor
 from allstep.tensorflow.bridge import to_tensorflow, to_torch
 from allstep.tensorflow.errors import eager_errors, graph_errors
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 Work = Callable[[list[Tensor], str], Sequence[Tensor]]
 """Does an operation: from views of the inputs and the name to the results."""
+
+
+def unconverted(function: F) -> F:
+    """Decorate a function that users call in tf.function: AutoGraph leaves it as it is."""
+    result: F = tf.autograph.experimental.do_not_convert(function)
+    return result
+
+
+def with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that returns its result and the function of its gradient."""
+    result: Callable[..., Any] = tf.custom_gradient(function)
+    return result
 
 
 @dataclass(frozen=True)

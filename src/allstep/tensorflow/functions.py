@@ -10,9 +10,10 @@ from allstep.hvd import objects
 from allstep.hvd.handles import perform_group
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.requests import broadcasting
-from allstep.tensorflow.calls import Called, Spec, run
+from allstep.tensorflow.calls import Called, Spec, run, unconverted
 
 
+@unconverted
 def broadcast_(
     variables: Sequence[Any],
     root_rank: int,
@@ -32,6 +33,7 @@ def broadcast_(
     return variables if tf.executing_eagerly() else assigned
 
 
+@unconverted
 def broadcast_variables(
     variables: Sequence[Any],
     root_rank: int,
@@ -51,6 +53,7 @@ def broadcast_variables(
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
+@unconverted
 def broadcast_global_variables(root_rank: int) -> Any:
     """Return the operation that gives the root's values to all global variables of the graph.
 
@@ -87,6 +90,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self.bcast_op)
 
 
+@unconverted
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -111,6 +115,7 @@ def broadcast_object_fn(
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
+@unconverted
 def allgather_object(
     obj: Any,
     session: Any = None,

@@ -24,7 +24,7 @@ from allstep.hvd.gradient_list import GradientList
 from allstep.hvd.handles import perform_group
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.requests import Adasum, Average, gathering, group_names, reduction
-from allstep.tensorflow.calls import Called, Spec, run
+from allstep.tensorflow.calls import Called, Spec, run, unconverted, with_gradient
 from allstep.tensorflow.compression import Compression
 from allstep.tensorflow.mpi_ops import _grouped_allreduce, _set_size
 from allstep.tensorflow.ops import check_sparse, compressed, in_order
@@ -51,6 +51,7 @@ class Reduction:
                 " op=hvd.Average"
             )
 
+    @unconverted
     def __call__(self, grads: Sequence[Any], names: Sequence[str], scope: str) -> list[Any]:
         """Return the reduced gradients, marked. All ranks of the set call it together.
 
@@ -63,6 +64,7 @@ class Reduction:
         )
         return [None if grad is None else mark_reduced(next(reduced)) for grad in found]
 
+    @unconverted
     def local(self, grad: Any) -> Any:
         """Return the gradient of a variable that is not shared, divided by the ranks if wanted."""
         if grad is None or not self.scale_local_gradients:
@@ -95,7 +97,7 @@ class Reduction:
         work = _by_name if _needs_names() or self.op == Adasum else _as_list(names)
         called = Called("HorovodGradients", _scoped(scope))
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        @with_gradient
         def reduced(*values: Any) -> Any:
             def gradient(*upstream: Any) -> list[Any]:
                 how = self.op, 1.0, 1.0, False, self.process_set

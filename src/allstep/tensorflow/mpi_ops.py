@@ -37,7 +37,7 @@ from allstep.hvd.requests import (
     reduction,
     scattering,
 )
-from allstep.tensorflow.calls import Called, Spec, run
+from allstep.tensorflow.calls import Called, Spec, run, unconverted, with_gradient
 from allstep.tensorflow.place_ops import (
     local_rank_op,
     local_size_op,
@@ -63,6 +63,7 @@ __all__ = [
 # Reductions
 
 
+@unconverted
 def _allreduce(
     tensor: Any,
     name: str | None = None,
@@ -79,7 +80,7 @@ def _allreduce(
     def work(tensors: list[Tensor], name: str) -> list[Tensor]:
         return [perform(reduction(tensors[0], None, named("allreduce", name), *how))]
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @with_gradient
     def reduced(value: Any) -> Any:
         (result,) = run(work, [value], [Spec.like(value)], called)
         return result, lambda grad: _allreduce(
@@ -89,6 +90,7 @@ def _allreduce(
     return reduced(tf.convert_to_tensor(tensor))
 
 
+@unconverted
 def _grouped_allreduce(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -119,13 +121,14 @@ def _grouped_allreduce(
 def _with_gradient(work: Any, tensors: Sequence[Any], called: Called, gradient: Any) -> list[Any]:
     """Run an operation whose results have the shapes of its inputs, with a gradient."""
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @with_gradient
     def done(*values: Any) -> Any:
         return tuple(run(work, values, [Spec.like(each) for each in values], called)), gradient
 
     return list(done(*[tf.convert_to_tensor(each) for each in tensors]))
 
 
+@unconverted
 def _reducescatter(
     tensor: Any,
     name: str | None = None,
@@ -142,7 +145,7 @@ def _reducescatter(
     def work(tensors: list[Tensor], name: str) -> list[Tensor]:
         return [perform(scattering(tensors[0], named("reducescatter", name), *how))]
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @with_gradient
     def scattered(value: Any) -> Any:
         (result,) = run(work, [value], [_with_rows(value)], called)
         return result, lambda grad: allgather(
@@ -152,6 +155,7 @@ def _reducescatter(
     return scattered(tf.convert_to_tensor(tensor))
 
 
+@unconverted
 def _grouped_reducescatter(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -171,7 +175,7 @@ def _grouped_reducescatter(
             [scattering(each, one, *how) for each, one in zip(given, names, strict=True)]
         )
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @with_gradient
     def scattered(*values: Any) -> Any:
         def gradient(*grads: Any) -> list[Any]:
             scaled = [grad * _scale_of(grad, *how) for grad in grads]
@@ -190,6 +194,7 @@ def _scale_of(
     return factor * tf.cast(_set_size(process_set), grad.dtype) if op == Sum else factor
 
 
+@unconverted
 def _set_size(process_set: ProcessSet) -> Any:
     """Return the number of ranks of a set, read when it is needed."""
     (result,) = run(
@@ -211,6 +216,7 @@ def _with_rows(tensor: Any) -> Spec:
 # Operations without arithmetic
 
 
+@unconverted
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -223,7 +229,7 @@ def allgather(
     def work(tensors: list[Tensor], name: str) -> list[Tensor]:
         return [perform(gathering(tensors[0], named("allgather", name), process_set))]
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @with_gradient
     def gathered(value: Any) -> Any:
         (result,) = run(work, [value], [_with_rows(value)], called)
 
@@ -236,6 +242,7 @@ def allgather(
     return gathered(tf.convert_to_tensor(tensor))
 
 
+@unconverted
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -251,7 +258,7 @@ def grouped_allgather(
             [gathering(each, one, process_set) for each, one in zip(given, names, strict=True)]
         )
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @with_gradient
     def gathered(*values: Any) -> Any:
         def gradient(*grads: Any) -> list[Any]:
             averaged = _grouped_allreduce(
@@ -283,6 +290,7 @@ def _own_rows(gathered: Sequence[Any], own: Sequence[Any], process_set: ProcessS
     return found
 
 
+@unconverted
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -296,7 +304,7 @@ def broadcast(
     def work(tensors: list[Tensor], name: str) -> list[Tensor]:
         return [perform(broadcasting(tensors[0], None, root_rank, name, process_set))]
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @with_gradient
     def sent(value: Any) -> Any:
         (result,) = run(work, [value], [Spec.like(value)], called)
 
@@ -309,6 +317,7 @@ def broadcast(
     return sent(tf.convert_to_tensor(tensor))
 
 
+@unconverted
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -327,7 +336,7 @@ def alltoall(
     def work(tensors: list[Tensor], name: str) -> Any:
         return perform(exchanging(tensors[0], tensors[1], name, process_set))
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @with_gradient
     def exchanged(value: Any) -> Any:
         results = [_with_rows(value), Spec(tf.int32, [None])]
         output, received = run(work, [value, parts], results, called)
@@ -344,6 +353,7 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
+@unconverted
 def join() -> Any:
     """Contribute zeros to the other ranks' allreduces until all ranks have joined.
 

@@ -16,6 +16,7 @@ from allstep.hvd.requests import (
     Sum,
     handle_average_backwards_compatibility,
 )
+from allstep.tensorflow.calls import unconverted
 from allstep.tensorflow.compression import Compression
 from allstep.tensorflow.mpi_ops import (
     _allreduce,
@@ -27,6 +28,7 @@ from allstep.tensorflow.mpi_ops import (
 )
 
 
+@unconverted
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -54,6 +56,7 @@ def allreduce(
     return compression.decompress(_allreduce(sent, name, *how), ctx)
 
 
+@unconverted
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -84,6 +87,7 @@ def grouped_allreduce(
     return in_order(tensors, found_dense, found_sparse)
 
 
+@unconverted
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -102,6 +106,7 @@ def reducescatter(
     return compression.decompress(_reducescatter(sent, name, *how), ctx)
 
 
+@unconverted
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",

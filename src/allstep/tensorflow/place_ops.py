@@ -9,29 +9,34 @@ import tensorflow as tf
 import torch
 
 from allstep.hvd import place
-from allstep.tensorflow.calls import Called, Spec, run
+from allstep.tensorflow.calls import Called, Spec, run, unconverted
 
 
+@unconverted
 def size_op(process_set_id: int = 0, name: str | None = None) -> object:
     """Return the number of ranks of a process set."""
     return _node(lambda: len(_members(process_set_id)), "HorovodSize", name)
 
 
+@unconverted
 def rank_op(name: str | None = None) -> object:
     """Return the number of this process among all processes."""
     return _node(place.rank, "HorovodRank", name)
 
 
+@unconverted
 def local_rank_op(name: str | None = None) -> object:
     """Return the number of this process among the processes of its host."""
     return _node(place.local_rank, "HorovodLocalRank", name)
 
 
+@unconverted
 def local_size_op(name: str | None = None) -> object:
     """Return the number of processes on this host."""
     return _node(place.local_size, "HorovodLocalSize", name)
 
 
+@unconverted
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> object:
     """Return 1 if this process is a member of the process set, else 0."""
     return _node(

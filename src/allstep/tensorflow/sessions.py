@@ -26,7 +26,7 @@ _OP = "EagerPyFunc"
 
 def provide_threads() -> None:
     """Give all Sessions that are made from now on enough threads; a second call is a no-op."""
-    base = getattr(session_module, "BaseSession", None)
+    base: Any = getattr(session_module, "BaseSession", None)
     init = getattr(base, "__init__", None)
     if init is None or not hasattr(base, "list_devices"):
         warnings.warn(

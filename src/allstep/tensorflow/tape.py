@@ -18,11 +18,13 @@ import tensorflow as tf
 
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.requests import Average
+from allstep.tensorflow.calls import unconverted
 from allstep.tensorflow.compression import Compression
 from allstep.tensorflow.gradients import Reduction
 
 
-def DistributedGradientTape(
+@unconverted
+def DistributedGradientTape(  # noqa: N802
     gradtape: Any,
     device_dense: str = "",
     device_sparse: str = "",
@@ -46,7 +48,7 @@ def DistributedGradientTape(
     """
     check_groups(groups, num_groups)
     kind = type(gradtape)
-    made = type(kind.__name__, (_DistributedGradientTape, kind), {})
+    made: Any = type(kind.__name__, (_DistributedGradientTape, kind), {})
     tape = made.__new__(made)
     tape.__dict__.update(gradtape.__dict__)
     tape._reduction = Reduction(
@@ -61,7 +63,8 @@ def DistributedGradientTape(
     return tape
 
 
-def PartialDistributedGradientTape(
+@unconverted
+def PartialDistributedGradientTape(  # noqa: N802
     gradtape: Any,
     device_dense: str = "",
     device_sparse: str = "",
@@ -108,6 +111,7 @@ class _DistributedGradientTape:
         """Do not reduce the gradient of this variable."""
         self._local_sources.add(identity(source))
 
+    @unconverted
     def gradient(
         self,
         target: Any,
