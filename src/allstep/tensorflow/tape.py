@@ -9,7 +9,6 @@ All gradients are reduced in one call. They are marked: an optimizer of ours doe
 again.
 """
 
-import re
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -121,12 +120,12 @@ class _DistributedGradientTape:
     ) -> Any:
         """Return the reduced gradients, in the order of `sources`.
 
-        `use_generic_names`: whether operations are named by number, not by variable: for sources
-        whose names differ between the ranks.
+        `use_generic_names`: Horovod's; not used, since gradients are always known by number: the
+        names of variables may differ between the ranks.
         """
         owners = tf.nest.flatten(sources)
         grads = super().gradient(target, owners, output_gradients)  # type: ignore[misc]
-        return tf.nest.pack_sequence_as(sources, self._reduced(owners, grads, use_generic_names))
+        return tf.nest.pack_sequence_as(sources, self._reduced(owners, grads))
 
     def get_local_and_global_gradients(
         self, grads: Sequence[Any], sources: Sequence[Any]
@@ -137,27 +136,16 @@ class _DistributedGradientTape:
         others = [pair for pair in pairs if identity(pair[0]) not in self._local_sources]
         return local, others
 
-    def _reduced(
-        self, sources: Sequence[Any], grads: Sequence[Any], use_generic_names: bool
-    ) -> list[Any]:
+    def _reduced(self, sources: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         is_local = [identity(source) in self._local_sources for source in sources]
         shared = [number for number, local in enumerate(is_local) if not local]
-        names = [
-            f"grad_{number}" if use_generic_names else source_name(sources[number], number)
-            for number in shared
-        ]
+        names = [f"grad_{number}" for number in shared]
         found = self._reduction([grads[number] for number in shared], names, "tape")
         by_number = dict(zip(shared, found, strict=True))
         return [
             self._reduction.local(grad) if local else by_number[number]
             for number, (grad, local) in enumerate(zip(grads, is_local, strict=True))
         ]
-
-
-def source_name(source: Any, number: int) -> str:
-    """Return a name for the gradient of a variable; by number if it has none."""
-    name = getattr(source, "path", None) or getattr(source, "name", None) or f"grad_{number}"
-    return re.sub("[^a-zA-Z0-9_]", "_", str(name))
 
 
 def check_groups(groups: Any, num_groups: int = 0) -> None:
