@@ -6,13 +6,14 @@ GradientList    from init() to shutdown(), join, Horovod's errors
 ArrayList       the sums (`parallel.exchange.array_list`)
 ```
 
-The ranks number their lists in the order in which they make them, so all ranks make the same lists
-in the same order. Nothing is communicated before the first `reduce`.
+The ranks of a process set number their lists in the order in which they make them, so all ranks of
+a set make the same lists in the same order. Nothing is communicated before the first `reduce`.
 """
 
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -30,14 +31,15 @@ Compress = Callable[[Tensor], tuple[Tensor, Any]]
 Decompress = Callable[[Tensor, Any], Tensor]
 
 _TIMELINE = TimelineListener()
-# Numbers of the lists of this process, the same on all ranks.
-_numbers = count()
+# Numbers of the lists of each process set, the same on all of its ranks.
+_numbers: WeakKeyDictionary[ProcessSet, "count[int]"] = WeakKeyDictionary()
 
 
 class GradientList:
     """Reduces the same list of arrays in each step, on all ranks of a process set.
 
     `named`: a name for each array, and a tensor with its shape and dtype (its values are not used).
+    All names get a number if some are equal: frameworks do not keep them apart.
     `op`: Average, Sum, Min, Max or Product. `in_place`: whether the arrays may be written to;
     otherwise the results are in memory of our own. `compress`, `decompress`: applied to an array
     before and after it is sent.
@@ -53,11 +55,14 @@ class GradientList:
         compress: Compress | None = None,
         decompress: Decompress | None = None,
     ) -> None:
-        self._named = [(name, _without_values(like)) for name, like in named]
+        names = _unique([name for name, _ in named])
+        likes = [_without_values(like) for _, like in named]
+        self._named = list(zip(names, likes, strict=True))
         self._rule = Rule(
             kind=REDUCTIONS[op], mean=op == Average, compress=compress, decompress=decompress
         )
-        self._key = f"list/{next(_numbers)}"
+        number = next(_numbers.setdefault(process_set, count()))
+        self._key = f"list/{process_set.process_set_id}/{number}"
         self._process_set, self._in_place = process_set, in_place
         self._list: ArrayList | None = None
         self._steps = 0
@@ -116,3 +121,10 @@ class GradientList:
 def _without_values(like: Tensor) -> Tensor:
     """Return a tensor of this shape and dtype with memory for one element."""
     return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Return the names, with a number each if some are equal."""
+    if len(set(names)) == len(names):
+        return list(names)
+    return [f"{number}:{name}" for number, name in enumerate(names)]

@@ -35,6 +35,8 @@ from allstep.parallel.exchange.parameter_order import Named
 
 # A framework that keeps the results of more steps gets memory that is not kept.
 _MAX_BUFFERS = 8
+# In bytes. TensorFlow ends the process when a tensor starts elsewhere.
+_ALIGNMENT = 64
 
 
 class ArrayList:
@@ -177,7 +179,8 @@ class _Buffer:
         for number in bucket.numbers:
             kinds.setdefault(named[number].parameter.dtype, []).append(number)
         self.packs = [
-            make_pack(group if is_shared else None, named, numbers) for numbers in kinds.values()
+            make_pack(group if is_shared else None, named, numbers, _ALIGNMENT)
+            for numbers in kinds.values()
         ]
         self._own_uses = self._uses()
 

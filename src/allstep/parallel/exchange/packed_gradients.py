@@ -26,14 +26,21 @@ class Pack:
     views: dict[int, Tensor]
 
 
-def make_pack(group: AllstepGroup | None, named: Sequence[Named], numbers: Sequence[int]) -> Pack:
+def make_pack(
+    group: AllstepGroup | None,
+    named: Sequence[Named],
+    numbers: Sequence[int],
+    alignment: int = 1,
+) -> Pack:
     """Return a buffer for the parameters with these numbers, which have one dtype and device.
 
     All ranks of the group call it together, and share the memory; None: memory of its own.
+    `alignment`: in bytes, of the start of each view; the gaps between views are zero.
     """
     shapes = [named[number].parameter for number in numbers]
     dtype, device = shapes[0].dtype, shapes[0].device
-    total = sum(parameter.numel() for parameter in shapes)
+    step = max(1, alignment // dtype.itemsize)
+    total = sum(_rounded_up(parameter.numel(), step) for parameter in shapes)
     real = torch.view_as_real(torch.empty(0, dtype=dtype)).dtype if dtype.is_complex else dtype
     count = total * (2 if dtype.is_complex else 1)
     flat = (
@@ -41,12 +48,19 @@ def make_pack(group: AllstepGroup | None, named: Sequence[Named], numbers: Seque
         if device.type == "cpu" and group is not None
         else torch.empty(count, dtype=real, device=device)
     )
+    if step > 1:
+        flat.zero_()
     whole = torch.view_as_complex(flat.view(-1, 2)) if dtype.is_complex else flat
     views, start = {}, 0
     for number, parameter in zip(numbers, shapes, strict=True):
         views[number] = whole.as_strided(parameter.shape, dense_strides(parameter), start)
-        start += parameter.numel()
+        start += _rounded_up(parameter.numel(), step)
     return Pack(flat, views)
+
+
+def _rounded_up(number: int, step: int) -> int:
+    """Return the smallest multiple of `step` that is not less than `number`."""
+    return -(-number // step) * step
 
 
 def dense_strides(parameter: Tensor) -> tuple[int, ...]:
