@@ -39,7 +39,9 @@ def main():
     model = build_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002 * hvd.size())
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # all workers start with equal weights
+    hvd.broadcast_parameters(
+        model.state_dict(), root_rank=0
+    )  # all workers start with equal weights
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     loss_of = nn.CrossEntropyLoss()
 

@@ -532,11 +532,11 @@ def notices() -> list[list[int]]:
             dist.all_reduce(total)
             assert total.item() == size * number
 
-        def take_part(number: int) -> None:
+        def participate(number: int) -> None:
             heard.append(number)
             step(number)
 
-        e.on_notice("sgd", take_part)
+        e.on_notice("sgd", participate)
         for number in range(1, [6, 4, 1][rank]):
             e.notice("sgd", number)
             loss = e.perform(

@@ -101,7 +101,7 @@ class GradientList:
         """Contribute nothing to a step of the other ranks; called once this rank has joined."""
         self._steps = number
         with horovods_errors():
-            self._arrays().take_part()
+            self._arrays().participate()
 
     # From init() to shutdown()
 

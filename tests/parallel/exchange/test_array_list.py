@@ -119,7 +119,7 @@ def test_a_rank_that_has_joined_takes_part(ranks: Ranks) -> None:
                 group, "test", [("a", torch.zeros(3))], Rule(mean=False), in_place=False
             )
             if rank == 1:
-                made.take_part()
+                made.participate()
                 return None
             result = made.reduce([torch.tensor([1.0, 2.0, 3.0])])[0]
             assert made.exchange.norms() is None and result is not None

@@ -81,7 +81,7 @@ class ArrayList:
         finally:
             self._clear()
 
-    def take_part(self, weight: float | None = None, wanted: Wanted = NOTHING) -> None:
+    def participate(self, weight: float | None = None, wanted: Wanted = NOTHING) -> None:
         """Contribute nothing to a `reduce` of the other ranks, after `join`."""
         self.exchange.reduce(weight, absent=True, wanted=wanted)
         self.exchange.norms()
