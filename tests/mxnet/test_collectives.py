@@ -135,6 +135,9 @@ def check_kinds_of_arrays(hvd: Any, mx: Any) -> None:
     check(whole, np.repeat([[0], [0], [size], [size]], 3, 1), "float32", "a view of rows")
     modern = hvd.allreduce(mx.np.ones((2, 2)), op=hvd.Sum)
     assert type(modern) is mx.np.ndarray and float(modern.sum()) == 4 * size
+    other = mx.cpu(rank)
+    on_other = hvd.allreduce(mx.nd.ones((2,), ctx=other), op=hvd.Sum)
+    assert on_other.context == other and on_other.asnumpy().tolist() == [size, size]
     large = mx.nd.ones((600, 600)) * 0.5
     for _ in range(5):
         large = mx.nd.dot(large, mx.nd.ones((600, 600))) / 600
@@ -143,6 +146,18 @@ def check_kinds_of_arrays(hvd: Any, mx: Any) -> None:
     sent = {"from": rank, "array": np.arange(3)}
     assert hvd.broadcast_object(sent, root_rank=size - 1)["from"] == size - 1
     assert [each["from"] for each in hvd.allgather_object(sent)] == list(range(size))
+
+
+def check_memory(mx: Any) -> None:
+    """Views and results share the memory of their origin."""
+    from allstep.mxnet.ndarray_views import read_view, to_mxnet, write_view
+
+    array = mx.nd.zeros((3, 2))
+    view = write_view(array)
+    view += 1
+    check(array, np.ones((3, 2)), "float32", "written through a view")
+    assert read_view(array).data_ptr() == view.data_ptr()
+    assert read_view(to_mxnet(view, array)).data_ptr() == view.data_ptr()
 
 
 def check_compression(hvd: Any, mx: Any) -> None:
@@ -167,6 +182,7 @@ def work() -> None:
     check_rows(hvd, mx)
     check_scaling(hvd, mx)
     check_kinds_of_arrays(hvd, mx)
+    check_memory(mx)
     check_compression(hvd, mx)
     hvd.shutdown()
 

@@ -287,6 +287,32 @@ def check_unwrapping(hvd: Any, mx: Any) -> None:
         assert parameter.data().asnumpy().tolist() == [-1.5, -1.5], make
 
 
+def check_one_reduction(hvd: Any, mx: Any) -> None:
+    """A step passes all gradients in one call and sends no request to the engine."""
+    from unittest import mock
+
+    from allstep.hvd import handles
+    from allstep.hvd.gradient_list import GradientList
+
+    model = make_model(mx, seed=1, dtype="float32")
+    trainer = hvd.DistributedTrainer(model.collect_params(), "sgd")
+    lengths = []
+
+    def reduce(self: Any, arrays: Any, weight: Any = None) -> Any:
+        lengths.append(len(arrays))
+        return real(self, arrays, weight)
+
+    real = GradientList.reduce
+    no_request = mock.patch.object(handles, "_running", side_effect=AssertionError("a request"))
+    with mock.patch.object(GradientList, "reduce", reduce), no_request:
+        for _ in range(2):
+            with mx.autograd.record():
+                loss = model(mx.nd.ones((4, FEATURES))).sum()
+            loss.backward()
+            trainer.step(4)
+    assert lengths == [6, 6]
+
+
 def check_two_trainers(hvd: Any, mx: Any) -> None:
     """Trainers of several models, and an engine that is started again between their steps."""
     parameters, trainers = [], []
@@ -320,6 +346,7 @@ def checks() -> None:
     check_loaded_later(hvd, mx)
     check_stale(hvd, mx)
     check_unwrapping(hvd, mx)
+    check_one_reduction(hvd, mx)
     check_two_trainers(hvd, mx)
     hvd.allgather_object(None, name="end")
     hvd.shutdown()

@@ -38,9 +38,10 @@ def write_view(array: NDArray) -> Tensor:
 def to_mxnet(tensor: Tensor, like: NDArray) -> NDArray:
     """Return an array with the memory of a tensor.
 
-    `like`: an array of the kind to return, `mx.nd`'s or `mx.np`'s.
+    `like`: an array of the kind to return, `mx.nd`'s or `mx.np`'s, and on the same device. MXNet
+    distinguishes several CPU devices, which is the one case that needs a copy.
     """
-    array = mx.nd.from_dlpack(_to_dlpack(tensor.contiguous()))
+    array = mx.nd.from_dlpack(_to_dlpack(tensor.contiguous())).as_in_context(like.context)
     return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
 
 
