@@ -22,22 +22,19 @@ def build_model():
         nn.Conv2d(1, 16, 3),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(32, 10),
+        nn.Linear(16 * 13 * 13, 10),
     )
 
 
 def main():
     hvd.init()
-    dataset = TensorDataset(*images(4096, seed=1))
+    dataset = TensorDataset(*images(2048, seed=1))
     sampler = DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
     data = DataLoader(dataset, batch_size=32, sampler=sampler)
 
     model = build_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.002 * hvd.size())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001 * hvd.size())
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(
         model.state_dict(), root_rank=0

@@ -4,8 +4,8 @@
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-Names, arguments, results and errors are Horovod 0.28.1's; `docs/horovod.md` lists the differences
-and their reasons.
+Names, arguments, results and errors are Horovod 0.28.1's; `docs/horovod-torch.md` lists the
+differences and their reasons.
 
 Operations have up to four variants. A call that ends in `_async` or `_async_` returns a handle at
 once, and `synchronize(handle)` waits for the result; the others wait. With a trailing underscore
