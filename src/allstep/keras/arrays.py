@@ -19,7 +19,9 @@ def to_array(value: Any) -> "np.ndarray[Any, Any]":
 
     The copy is contiguous and may be written to.
     """
-    if keras.ops.is_tensor(value) or isinstance(value, keras.Variable):
+    if isinstance(value, keras.Variable):
+        value = keras.ops.convert_to_tensor(value)
+    if keras.ops.is_tensor(value):
         value = keras.ops.convert_to_numpy(value)
     return np.array(value, order="C")
 

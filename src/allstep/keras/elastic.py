@@ -59,7 +59,8 @@ class KerasState(ObjectState):
                 " model.build(input_shape) before"
             )
         self.model = model
-        self.optimizer = model.optimizer if optimizer is None else optimizer
+        found: Any = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        self.optimizer = found
         if self.optimizer is None:
             raise ValueError(
                 f"KerasState: {model.name} has no optimizer: call model.compile(...) before, or"

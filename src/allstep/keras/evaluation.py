@@ -44,10 +44,8 @@ def evaluate(
     _evaluate_share(model, data, samples, batch_size, verbose)
     add_states(model)
     logs = {name: _plain(value) for name, value in model.get_metrics_result().items()}
-    if return_dict:
-        return logs
-    values = list(logs.values())
-    return values[0] if len(values) == 1 else values
+    # The order of `model.evaluate`, which has no public function.
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
 def _evaluate_share(

@@ -144,12 +144,11 @@ def as_array(value: Any) -> "np.ndarray[Any, Any]":
         return value
     if keras.ops.is_tensor(value):
         value = keras.ops.convert_to_numpy(value)
-    array = np.asarray(value)
-    if array.dtype == object:
+    if not hasattr(value, "__array__"):
         raise ValueError(
             f"{type(value).__name__}: expected arrays with all samples, such as numpy arrays"
         )
-    return array
+    return np.asarray(value)
 
 
 def common_length(data: Any) -> int:
