@@ -77,11 +77,12 @@ def own_errors(optimizer: Any) -> Iterator[None]:
         reduction.take_error()
     try:
         yield
-    except Exception as error:
+    except Exception:
         kept = None if reduction is None else reduction.take_error()
-        if kept is None or kept is error:
+        if kept is None:
             raise
-        raise kept from kept.__cause__
+        error, cause = kept
+        raise error from cause
 
 
 def _with_own_errors(name: str) -> Callable[..., Any]:

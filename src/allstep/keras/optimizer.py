@@ -22,6 +22,7 @@ from typing import Any
 
 import keras
 import torch
+from keras.src import backend
 
 from allstep.hvd.place import running
 from allstep.hvd.process_sets import ProcessSet, global_process_set
@@ -33,9 +34,10 @@ from allstep.keras.reduction import Reduction, Settings, Spec
 from allstep.torch.compression import Compression
 
 _INSIDE = (
-    "a LossScaleOptimizer around a distributed optimizer lets each rank skip steps on its own, and"
-    " the others wait: write hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(opt)),"
-    " or call hvd.DistributedOptimizer after keras.mixed_precision.set_dtype_policy"
+    "another optimizer around a distributed one (LossScaleOptimizer, also by a mixed_float16 model;"
+    " MultiOptimizer) lets each rank skip steps on its own, and the others wait: wrap the outer"
+    " one, hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(opt)), or set the"
+    " mixed_float16 policy before you call hvd.DistributedOptimizer(opt)"
 )
 
 
@@ -216,7 +218,7 @@ def _wrapped(optimizer: Any, settings: Settings) -> Any:
     """Return an optimizer of a new subclass, with the configuration and state of `optimizer`."""
     base = type(optimizer)
     attributes = {"__module__": "horovod._keras", "_settings": settings}
-    made_class = types.new_class(
+    made_class: Any = types.new_class(
         base.__name__, (Distributed, base), exec_body=lambda names: names.update(attributes)
     )
     register_like(made_class, base)
@@ -307,8 +309,9 @@ class Distributed:
         self.__dict__["_fixed_loss_scale"] = value
 
     def register_local_var(self, var: Any) -> None:
-        """Keep the gradient of a variable on this rank; call it before the first step."""
+        """Keep the gradient of a variable on this rank."""
         self._local.variables.append(var)
+        self.__dict__.pop("_prepared_for", None)
 
     # Reducing
 
@@ -354,17 +357,19 @@ class Distributed:
         """Return the variables of a step; build the optimizer if this is its first one."""
         if variables is None:
             return self._trainable_variables
-        variables = list(variables)
+        step_variables = list(variables)
         if not self.built:  # type: ignore[has-type]
-            with keras.name_scope(self.name):  # type: ignore[attr-defined]
-                self.build(variables)  # type: ignore[attr-defined]
+            with backend.name_scope(self.name, caller=self):  # type: ignore[attr-defined]
+                self.build(step_variables)  # type: ignore[attr-defined]
             self.built = True
-        return variables
+        return step_variables
 
     def _reduced(self, grads: list[Any], variables: list[Any]) -> tuple[Any, list[Any]]:
         """Return whether to update now, and the reduced gradients of these variables."""
         everything = self._trainable_variables
-        self._reduction.prepare(self._specs())
+        if self.__dict__.get("_prepared_for") is not everything:
+            self._reduction.prepare(self._specs())
+            self.__dict__["_prepared_for"] = everything
         places = [self._get_variable_index(each) for each in variables]  # type: ignore[attr-defined]
         all_grads = [None] * len(everything)
         for place, grad in zip(places, grads, strict=True):
@@ -392,7 +397,8 @@ class Distributed:
 
     def _counted(self) -> Any:
         """Return the variable that counts steps; a LossScaleOptimizer uses its inner one's."""
-        return getattr(self, "inner_optimizer", self)._iterations
+        counting: Any = getattr(self, "inner_optimizer", self)
+        return counting._iterations
 
     def _count_pass(self) -> None:
         self._counted().assign_add(1)

@@ -25,6 +25,8 @@ from allstep.keras.reduction import Reduction
 
 IN_PLACE = True
 
+_Shape: Any = jax.ShapeDtypeStruct
+
 # XLA never forgets a target: one for each reduction and list of gradients, by number.
 _numbers = count()
 _targets: WeakKeyDictionary[Reduction, dict[Any, str]] = WeakKeyDictionary()
@@ -36,8 +38,8 @@ def reduce(
     """Reduce gradients, in a trace or at once. `variables` is not used."""
     given = [each.todense() if isinstance(each, BCOO) else each for each in grads]
     places = tuple(place for place, grad in enumerate(given) if grad is not None)
-    shapes = tuple(jax.ShapeDtypeStruct(given[n].shape, given[n].dtype) for n in places)
-    flag_shape = jax.ShapeDtypeStruct((), np.int32)
+    shapes = tuple(_Shape(given[n].shape, given[n].dtype) for n in places)
+    flag_shape = _Shape((), np.int32)
     call = _ffi_call if uses_ffi() else _callback
     flag, *results = call(reduction, len(given), places, (flag_shape, *shapes))(
         *(given[place] for place in places)

@@ -28,7 +28,8 @@ def leave_compiled_code() -> None:
     Only for models that are compiled, since it imports torch's compiler, which takes seconds.
     """
     global _reduce_now
-    _reduce_now = torch.compiler.disable(_reduce)
+    disable: Any = torch.compiler.disable
+    _reduce_now = disable(_reduce)
 
 
 def _reduce(
@@ -51,10 +52,12 @@ def _writable(grad: Tensor | None, variable: Any) -> Tensor | None:
     if grad is None:
         return None
     if grad.layout != torch.strided:
-        grad = grad.to_dense()
-    if grad is not variable.value.grad:
-        return grad.detach().clone(memory_format=torch.contiguous_format)
-    return grad.contiguous()
+        dense: Tensor = grad.to_dense()
+        return dense.contiguous()
+    owns_memory: bool = grad is variable.value.grad
+    if owns_memory:
+        return grad.contiguous()
+    return grad.detach().clone(memory_format=torch.contiguous_format)
 
 
 _reduce_now = _reduce
