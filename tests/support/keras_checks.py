@@ -63,7 +63,7 @@ def _compare(hvd: Any, names: list[str]) -> None:
 
 def workers_match_one(hvd: Any, folder: Path) -> None:
     names = list(cases.plain_optimizers()) if backend() == "torch" else []
-    _compare(hvd, names or ["momentum", "adam, clipped", "ema", "accumulation"])
+    _compare(hvd, names or ["adam, clipped", "ema", "accumulation"])
 
 
 def momentum_matches(hvd: Any, folder: Path) -> None:

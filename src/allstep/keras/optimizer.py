@@ -28,7 +28,6 @@ from allstep.hvd.place import running
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.requests import Average, Sum
 from allstep.keras.bridges import bridge
-from allstep.keras.compiled_models import install
 from allstep.keras.public_names import register_like
 from allstep.keras.reduction import Reduction, Settings, Spec
 from allstep.torch.compression import Compression
@@ -88,7 +87,6 @@ def DistributedOptimizer(  # noqa: N802
         averages_passes=average_aggregated_gradients,
         scales_local=scale_local_gradients,
     )
-    install()
     return _wrapped(_with_loss_scale(optimizer), settings)
 
 
@@ -297,16 +295,11 @@ class Distributed:
         """The variables of the optimizer, as an attribute or by a call."""
         return _Variables(super().variables)  # type: ignore[misc]
 
-    @property
-    def loss_scale_factor(self) -> Any:
-        """Keras's fixed factor of the loss. A LossScaleOptimizer sets it to None."""
-        return self.__dict__.get("_fixed_loss_scale")
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value: Any) -> None:
-        if value is None and "_fixed_loss_scale" in self.__dict__:
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to become the inner optimizer of another one, which resets this attribute."""
+        if name == "loss_scale_factor" and value is None and "_iterations" in self.__dict__:
             raise ValueError(_INSIDE)
-        self.__dict__["_fixed_loss_scale"] = value
+        super().__setattr__(name, value)
 
     def register_local_var(self, var: Any) -> None:
         """Keep the gradient of a variable on this rank."""

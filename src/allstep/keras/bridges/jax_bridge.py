@@ -49,6 +49,22 @@ def reduce(
     return flag != 0, given
 
 
+def wait() -> None:
+    """Wait for steps that were started; raise the error of one that failed."""
+    jax.effects_barrier()
+
+
+def forget_error() -> None:
+    """Let JAX drop the failed step, whose error every later wait would raise again."""
+    try:
+        from jax._src.dispatch import runtime_tokens
+
+        runtime_tokens.clear()
+    except (AttributeError, ImportError):
+        # Another version of JAX: it reports the error a second time when the process ends.
+        return
+
+
 def conditional(flag: Any, update: Callable[[], Any], skip: Callable[[], Any]) -> Any:
     """Return what one of two functions returns, by the flag; in a trace when it runs."""
     if isinstance(flag, jax.core.Tracer):

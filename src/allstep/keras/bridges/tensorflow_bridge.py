@@ -32,6 +32,14 @@ def reduce(
     return _reduce_in_graph(reduction, grads)
 
 
+def wait() -> None:
+    """Do nothing: a step has ended when its function returns."""
+
+
+def forget_error() -> None:
+    """Do nothing: an error is raised once."""
+
+
 def conditional(flag: Any, update: Callable[[], None], skip: Callable[[], None]) -> None:
     """Call `update` if the flag is set, otherwise `skip`; in a graph when it runs."""
     if isinstance(flag, bool):

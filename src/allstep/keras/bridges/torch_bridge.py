@@ -42,6 +42,14 @@ def _reduce(
         return reduction.step(arrays)
 
 
+def wait() -> None:
+    """Do nothing: a step has ended when its function returns."""
+
+
+def forget_error() -> None:
+    """Do nothing: an error is raised once."""
+
+
 def conditional(flag: bool, update: Callable[[], None], skip: Callable[[], None]) -> None:
     """Call `update` if the flag is set, otherwise `skip`."""
     (update if flag else skip)()
