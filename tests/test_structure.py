@@ -90,6 +90,7 @@ SAME_IDEA = {
     "labels": "the label of a sample, by format",
     "measure": "a benchmark",
     "messages": "typed messages between processes",
+    "optimizer": "Horovod's DistributedOptimizer, by framework",
     "mistakes": "wrongly classified images: found by train, drawn by report",
     "options": "options of commands, or of models in a config",
     "predict": "the verb and what it does",

@@ -129,7 +129,7 @@ def _checked(train_function: Callable[..., Any], reduction: Any) -> Callable[...
 
     @functools.wraps(train_function)
     def step(*args: Any, **kwargs: Any) -> Any:
-        _raise_kept(reduction)
+        reduction.raise_error()
         return train_function(*args, **kwargs)
 
     return step

@@ -14,7 +14,6 @@ skip the same steps.
 """
 
 import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -26,10 +25,17 @@ from keras.src import backend
 
 from allstep.hvd.place import running
 from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.hvd.requests import Average, Sum
+from allstep.hvd.requests import Average
 from allstep.keras.bridges import bridge
+from allstep.keras.gradient_reduction import Reduction, Settings, Spec
+from allstep.keras.optimizer_arguments import (
+    check_groups,
+    checked_layers,
+    checked_op,
+    checked_passes,
+    compressor,
+)
 from allstep.keras.public_names import register_like
-from allstep.keras.reduction import Reduction, Settings, Spec
 from allstep.torch.compression import Compression
 
 _INSIDE = (
@@ -77,13 +83,13 @@ def DistributedOptimizer(  # noqa: N802
     """
     running()
     _check_optimizer(optimizer)
-    _check_groups(num_groups, groups)
+    check_groups(num_groups, groups)
     settings = Settings(
-        op=_checked_op(op, gradient_predivide_factor),
-        **_compressor(compression),
+        op=checked_op(op, gradient_predivide_factor),
+        **compressor(compression),
         process_set=process_set,
         sparse_as_dense=sparse_as_dense,
-        passes=_checked_passes(backward_passes_per_step),
+        passes=checked_passes(backward_passes_per_step),
         averages_passes=average_aggregated_gradients,
         scales_local=scale_local_gradients,
     )
@@ -111,7 +117,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     `local_layers`: a layer or a list of layers. The other arguments are those of
     `DistributedOptimizer`.
     """
-    layers = _checked_layers(local_layers)
+    layers = checked_layers(local_layers)
     made = DistributedOptimizer(
         optimizer,
         name,
@@ -131,9 +137,6 @@ def PartialDistributedOptimizer(  # noqa: N802
     return made
 
 
-# The arguments
-
-
 def _check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, Distributed):
         raise ValueError(
@@ -145,60 +148,6 @@ def _check_optimizer(optimizer: Any) -> None:
         raise ValueError(
             f"expected an optimizer of Keras 3, e.g. keras.optimizers.SGD(0.01), found {found}"
         )
-
-
-def _checked_op(op: int, predivide: float) -> int:
-    if op not in (Average, Sum):
-        raise ValueError(
-            f"op={op!r} is not supported by a Keras optimizer: use hvd.Average or hvd.Sum"
-        )
-    if predivide != 1.0 and op != Average:
-        raise ValueError(f"gradient_predivide_factor={predivide} needs op=hvd.Average")
-    return op
-
-
-def _checked_passes(passes: int) -> int:
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes}: it must be above 0")
-    return passes
-
-
-def _check_groups(num_groups: int, groups: Any) -> None:
-    if num_groups:
-        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if groups is None or (isinstance(groups, list) and all(isinstance(g, list) for g in groups)):
-        return
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 0:
-        raise ValueError(
-            f"groups={groups!r}: expected a number of groups or a list of lists of variables"
-        )
-
-
-def _compressor(compression: Any) -> dict[str, Any]:
-    """Return the two functions of a compressor; None for no compression.
-
-    Those of another front-end are known by their names, since gradients are torch tensors here.
-    """
-    names = {"NoneCompressor": "none", "FP16Compressor": "fp16", "BF16Compressor": "bf16"}
-    known = names.get(getattr(compression, "__name__", ""))
-    used = compression if known is None else getattr(Compression, known)
-    is_used = used is not Compression.none
-    return {
-        "compress": used.compress if is_used else None,
-        "decompress": used.decompress if is_used else None,
-    }
-
-
-def _checked_layers(local_layers: Any) -> list[Any]:
-    layers = [] if local_layers is None else local_layers
-    layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
-    for layer in layers:
-        if not isinstance(layer, keras.layers.Layer):
-            raise ValueError(
-                f"local_layers: expected layers of the model, found {type(layer).__name__}"
-            )
-    return layers
 
 
 # The wrapped optimizer

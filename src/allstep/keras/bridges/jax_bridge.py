@@ -21,7 +21,7 @@ from jax.experimental.sparse import BCOO
 from torch import Tensor
 
 from allstep.keras.bridges import xla_ffi
-from allstep.keras.reduction import Reduction
+from allstep.keras.gradient_reduction import Reduction
 
 IN_PLACE = True
 
@@ -51,15 +51,17 @@ def reduce(
 
 def wait() -> None:
     """Wait for steps that were started; raise the error of one that failed."""
-    jax.effects_barrier()
+    barrier: Any = jax.effects_barrier
+    barrier()
 
 
 def forget_error() -> None:
     """Let JAX drop the failed step, whose error every later wait would raise again."""
     try:
-        from jax._src.dispatch import runtime_tokens
+        from jax._src import dispatch
 
-        runtime_tokens.clear()
+        tokens: Any = dispatch.runtime_tokens
+        tokens.clear()
     except (AttributeError, ImportError):
         # Another version of JAX: it reports the error a second time when the process ends.
         return

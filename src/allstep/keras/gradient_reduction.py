@@ -120,6 +120,11 @@ class Reduction:
             self._error = error, error.__cause__
             raise
 
+    def raise_error(self) -> None:
+        """Raise the exception of a failed step, if there is one, and keep it."""
+        if self._error is not None:
+            raise self._error[0] from self._error[1]
+
     def take_error(self) -> tuple[BaseException, BaseException | None] | None:
         """Return the exception of the last failed step and its cause, once."""
         error, self._error = self._error, None
