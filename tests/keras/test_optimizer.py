@@ -15,6 +15,8 @@ CHECKS = [
     "workers_match_one",
     "passes_accumulate",
     "sums_and_compression",
+    "callbacks_replace_ffi",
+    "small_floats",
     "apply_reduces",
     "local_variables_stay_local",
     "process_sets_reduce_among_themselves",

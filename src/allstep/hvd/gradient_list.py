@@ -80,8 +80,8 @@ class GradientList:
         if not self._reduces:
             return list(arrays)
         self._steps += 1
-        running().notice(self._key, self._steps)
         with horovods_errors():
+            running().notice(self._key, self._steps)
             return self._arrays().reduce(arrays, weight)
 
     def _arrays(self) -> ArrayList:

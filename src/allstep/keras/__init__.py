@@ -47,9 +47,13 @@ from allstep.hvd.process_sets import (
     remove_process_set,
 )
 from allstep.hvd.requests import Adasum, Average, Sum
+from allstep.keras.compiled_models import install as _install
 from allstep.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from allstep.keras.saved_models import load_model
 from allstep.torch.compression import Compression
+
+# Now: `model.compile(hvd.DistributedOptimizer(...))` finds `compile` before it makes the optimizer.
+_install()
 
 __all__ = [
     "Adasum",

@@ -4,8 +4,8 @@
   raises the original one instead.
 - On TensorFlow, XLA cannot call us: it is switched off.
 
-Both are attached to the model by a wrapper of Keras's `Trainer.compile`, installed with the first
-distributed optimizer. It changes only models whose optimizer is distributed. Where `compile` is not
+Both are attached to the model by a wrapper of Keras's `Trainer.compile`, installed by `import
+allstep.keras`. It changes only models whose optimizer is distributed. Where `compile` is not
 the method that was read (Keras 3.15), a warning is given and Keras is left as it is.
 """
 
@@ -73,15 +73,26 @@ def adopt(model: Any, *, is_auto: bool) -> None:
 def own_errors(optimizer: Any) -> Iterator[None]:
     """Raise an error of the optimizer's reduction in the block as what it was."""
     reduction = getattr(optimizer, "_reduction", None)
-    if reduction is not None:
-        reduction.take_error()
+    if reduction is None:
+        yield
+        return
+    reduction.take_error()
     try:
         yield
-    except Exception as error:
-        kept = None if reduction is None else reduction.take_error()
-        if kept is None or kept is error:
-            raise
-        raise kept from kept.__cause__
+        bridge().wait()
+    except Exception:
+        _raise_kept(reduction)
+        raise
+    _raise_kept(reduction)
+
+
+def _raise_kept(reduction: Any) -> None:
+    """Raise the error of the reduction, if there is one."""
+    kept = reduction.take_error()
+    if kept is not None:
+        error, cause = kept
+        bridge().forget_error()
+        raise error from cause
 
 
 def _with_own_errors(name: str) -> Callable[..., Any]:
@@ -96,13 +107,32 @@ def _with_own_errors(name: str) -> Callable[..., Any]:
 
 def _make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Do what Keras does, unless XLA would compile the function on TensorFlow."""
+    reduction = getattr(self.optimizer, "_reduction", None)
     uses_xla = self.jit_compile and not self.run_eagerly
-    if hasattr(self.optimizer, "_reduction") and uses_xla and _on_tensorflow():
+    if reduction is not None and uses_xla and _on_tensorflow():
         raise ValueError(
             "jit_compile=True with a distributed optimizer: TensorFlow's XLA cannot call allstep."
             " Leave jit_compile out of model.compile()"
         )
-    return type(self).make_train_function(self, *args, **kwargs)
+    before = self.train_function
+    result = type(self).make_train_function(self, *args, **kwargs)
+    if reduction is not None and self.train_function is not before:
+        self.train_function = _checked(self.train_function, reduction)
+    return result
+
+
+def _checked(train_function: Callable[..., Any], reduction: Any) -> Callable[..., Any]:
+    """Return a training step that ends `fit` after an error.
+
+    JAX runs steps later, and Keras reads their results in a way that hides errors.
+    """
+
+    @functools.wraps(train_function)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        reduction.raise_error()
+        return train_function(*args, **kwargs)
+
+    return step
 
 
 def _on_tensorflow() -> bool:

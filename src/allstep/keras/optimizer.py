@@ -14,7 +14,6 @@ skip the same steps.
 """
 
 import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -22,20 +21,28 @@ from typing import Any
 
 import keras
 import torch
+from keras.src import backend
 
 from allstep.hvd.place import running
 from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.hvd.requests import Average, Sum
+from allstep.hvd.requests import Average
 from allstep.keras.bridges import bridge
-from allstep.keras.compiled_models import install
+from allstep.keras.gradient_reduction import Reduction, Settings, Spec
+from allstep.keras.optimizer_arguments import (
+    check_groups,
+    checked_layers,
+    checked_op,
+    checked_passes,
+    compressor,
+)
 from allstep.keras.public_names import register_like
-from allstep.keras.reduction import Reduction, Settings, Spec
 from allstep.torch.compression import Compression
 
 _INSIDE = (
-    "a LossScaleOptimizer around a distributed optimizer lets each rank skip steps on its own, and"
-    " the others wait: write hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(opt)),"
-    " or call hvd.DistributedOptimizer after keras.mixed_precision.set_dtype_policy"
+    "another optimizer around a distributed one (LossScaleOptimizer, also by a mixed_float16 model;"
+    " MultiOptimizer) lets each rank skip steps on its own, and the others wait: wrap the outer"
+    " one, hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(opt)), or set the"
+    " mixed_float16 policy before you call hvd.DistributedOptimizer(opt)"
 )
 
 
@@ -76,17 +83,16 @@ def DistributedOptimizer(  # noqa: N802
     """
     running()
     _check_optimizer(optimizer)
-    _check_groups(num_groups, groups)
+    check_groups(num_groups, groups)
     settings = Settings(
-        op=_checked_op(op, gradient_predivide_factor),
-        **_compressor(compression),
+        op=checked_op(op, gradient_predivide_factor),
+        **compressor(compression),
         process_set=process_set,
         sparse_as_dense=sparse_as_dense,
-        passes=_checked_passes(backward_passes_per_step),
+        passes=checked_passes(backward_passes_per_step),
         averages_passes=average_aggregated_gradients,
         scales_local=scale_local_gradients,
     )
-    install()
     return _wrapped(_with_loss_scale(optimizer), settings)
 
 
@@ -111,7 +117,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     `local_layers`: a layer or a list of layers. The other arguments are those of
     `DistributedOptimizer`.
     """
-    layers = _checked_layers(local_layers)
+    layers = checked_layers(local_layers)
     made = DistributedOptimizer(
         optimizer,
         name,
@@ -131,9 +137,6 @@ def PartialDistributedOptimizer(  # noqa: N802
     return made
 
 
-# The arguments
-
-
 def _check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, Distributed):
         raise ValueError(
@@ -145,60 +148,6 @@ def _check_optimizer(optimizer: Any) -> None:
         raise ValueError(
             f"expected an optimizer of Keras 3, e.g. keras.optimizers.SGD(0.01), found {found}"
         )
-
-
-def _checked_op(op: int, predivide: float) -> int:
-    if op not in (Average, Sum):
-        raise ValueError(
-            f"op={op!r} is not supported by a Keras optimizer: use hvd.Average or hvd.Sum"
-        )
-    if predivide != 1.0 and op != Average:
-        raise ValueError(f"gradient_predivide_factor={predivide} needs op=hvd.Average")
-    return op
-
-
-def _checked_passes(passes: int) -> int:
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes}: it must be above 0")
-    return passes
-
-
-def _check_groups(num_groups: int, groups: Any) -> None:
-    if num_groups:
-        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if groups is None or (isinstance(groups, list) and all(isinstance(g, list) for g in groups)):
-        return
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 0:
-        raise ValueError(
-            f"groups={groups!r}: expected a number of groups or a list of lists of variables"
-        )
-
-
-def _compressor(compression: Any) -> dict[str, Any]:
-    """Return the two functions of a compressor; None for no compression.
-
-    Those of another front-end are known by their names, since gradients are torch tensors here.
-    """
-    names = {"NoneCompressor": "none", "FP16Compressor": "fp16", "BF16Compressor": "bf16"}
-    known = names.get(getattr(compression, "__name__", ""))
-    used = compression if known is None else getattr(Compression, known)
-    is_used = used is not Compression.none
-    return {
-        "compress": used.compress if is_used else None,
-        "decompress": used.decompress if is_used else None,
-    }
-
-
-def _checked_layers(local_layers: Any) -> list[Any]:
-    layers = [] if local_layers is None else local_layers
-    layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
-    for layer in layers:
-        if not isinstance(layer, keras.layers.Layer):
-            raise ValueError(
-                f"local_layers: expected layers of the model, found {type(layer).__name__}"
-            )
-    return layers
 
 
 # The wrapped optimizer
@@ -216,7 +165,7 @@ def _wrapped(optimizer: Any, settings: Settings) -> Any:
     """Return an optimizer of a new subclass, with the configuration and state of `optimizer`."""
     base = type(optimizer)
     attributes = {"__module__": "horovod._keras", "_settings": settings}
-    made_class = types.new_class(
+    made_class: Any = types.new_class(
         base.__name__, (Distributed, base), exec_body=lambda names: names.update(attributes)
     )
     register_like(made_class, base)
@@ -295,20 +244,16 @@ class Distributed:
         """The variables of the optimizer, as an attribute or by a call."""
         return _Variables(super().variables)  # type: ignore[misc]
 
-    @property
-    def loss_scale_factor(self) -> Any:
-        """Keras's fixed factor of the loss. A LossScaleOptimizer sets it to None."""
-        return self.__dict__.get("_fixed_loss_scale")
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value: Any) -> None:
-        if value is None and "_fixed_loss_scale" in self.__dict__:
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to become the inner optimizer of another one, which resets this attribute."""
+        if name == "loss_scale_factor" and value is None and "_iterations" in self.__dict__:
             raise ValueError(_INSIDE)
-        self.__dict__["_fixed_loss_scale"] = value
+        super().__setattr__(name, value)
 
     def register_local_var(self, var: Any) -> None:
-        """Keep the gradient of a variable on this rank; call it before the first step."""
+        """Keep the gradient of a variable on this rank."""
         self._local.variables.append(var)
+        self.__dict__.pop("_prepared_for", None)
 
     # Reducing
 
@@ -354,17 +299,19 @@ class Distributed:
         """Return the variables of a step; build the optimizer if this is its first one."""
         if variables is None:
             return self._trainable_variables
-        variables = list(variables)
+        step_variables = list(variables)
         if not self.built:  # type: ignore[has-type]
-            with keras.name_scope(self.name):  # type: ignore[attr-defined]
-                self.build(variables)  # type: ignore[attr-defined]
+            with backend.name_scope(self.name, caller=self):  # type: ignore[attr-defined]
+                self.build(step_variables)  # type: ignore[attr-defined]
             self.built = True
-        return variables
+        return step_variables
 
     def _reduced(self, grads: list[Any], variables: list[Any]) -> tuple[Any, list[Any]]:
         """Return whether to update now, and the reduced gradients of these variables."""
         everything = self._trainable_variables
-        self._reduction.prepare(self._specs())
+        if self.__dict__.get("_prepared_for") is not everything:
+            self._reduction.prepare(self._specs())
+            self.__dict__["_prepared_for"] = everything
         places = [self._get_variable_index(each) for each in variables]  # type: ignore[attr-defined]
         all_grads = [None] * len(everything)
         for place, grad in zip(places, grads, strict=True):
@@ -392,7 +339,8 @@ class Distributed:
 
     def _counted(self) -> Any:
         """Return the variable that counts steps; a LossScaleOptimizer uses its inner one's."""
-        return getattr(self, "inner_optimizer", self)._iterations
+        counting: Any = getattr(self, "inner_optimizer", self)
+        return counting._iterations
 
     def _count_pass(self) -> None:
         self._counted().assign_add(1)

@@ -6,10 +6,11 @@
 | TensorFlow | one `tf.py_function` for the whole list, DLPack views | in memory of our own |
 | JAX | one XLA FFI call inside `jit` | in place, in memory that XLA aliased |
 
-Each module has the same two names: `IN_PLACE`, whether a reduction may write to the gradients, and
+Each module has the same names: `IN_PLACE`, whether a reduction may write to the gradients, and
 `reduce(reduction, grads)`, which returns whether to update the variables now (a tensor of the
 backend where this is known only when the graph runs) and the reduced gradients. `conditional(flag,
-update, skip)` calls one of two functions by such a flag.
+update, skip)` calls one of two functions by such a flag. `wait()` and `forget_error()` are for the
+end of `fit`: JAX runs steps later than it returns.
 """
 
 import importlib

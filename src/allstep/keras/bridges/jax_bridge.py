@@ -21,9 +21,11 @@ from jax.experimental.sparse import BCOO
 from torch import Tensor
 
 from allstep.keras.bridges import xla_ffi
-from allstep.keras.reduction import Reduction
+from allstep.keras.gradient_reduction import Reduction
 
 IN_PLACE = True
+
+_Shape: Any = jax.ShapeDtypeStruct
 
 # XLA never forgets a target: one for each reduction and list of gradients, by number.
 _numbers = count()
@@ -36,8 +38,8 @@ def reduce(
     """Reduce gradients, in a trace or at once. `variables` is not used."""
     given = [each.todense() if isinstance(each, BCOO) else each for each in grads]
     places = tuple(place for place, grad in enumerate(given) if grad is not None)
-    shapes = tuple(jax.ShapeDtypeStruct(given[n].shape, given[n].dtype) for n in places)
-    flag_shape = jax.ShapeDtypeStruct((), np.int32)
+    shapes = tuple(_Shape(given[n].shape, given[n].dtype) for n in places)
+    flag_shape = _Shape((), np.int32)
     call = _ffi_call if uses_ffi() else _callback
     flag, *results = call(reduction, len(given), places, (flag_shape, *shapes))(
         *(given[place] for place in places)
@@ -45,6 +47,24 @@ def reduce(
     for place, result in zip(places, results, strict=True):
         given[place] = result
     return flag != 0, given
+
+
+def wait() -> None:
+    """Wait for steps that were started; raise the error of one that failed."""
+    barrier: Any = jax.effects_barrier
+    barrier()
+
+
+def forget_error() -> None:
+    """Let JAX drop the failed step, whose error every later wait would raise again."""
+    try:
+        from jax._src import dispatch
+
+        tokens: Any = dispatch.runtime_tokens
+        tokens.clear()
+    except (AttributeError, ImportError):
+        # Another version of JAX: it reports the error a second time when the process ends.
+        return
 
 
 def conditional(flag: Any, update: Callable[[], Any], skip: Callable[[], Any]) -> Any:

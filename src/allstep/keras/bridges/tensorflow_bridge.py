@@ -13,9 +13,12 @@ import tensorflow as tf
 import torch
 from torch import Tensor
 
-from allstep.keras.reduction import ALIGNMENT, Array, Reduction, Sparse
+from allstep.keras.gradient_reduction import ALIGNMENT, Array, Reduction, Sparse
 
 IN_PLACE = False
+
+_from_dlpack: Any = torch.utils.dlpack.from_dlpack
+_to_dlpack: Any = torch._C._to_dlpack
 
 
 def reduce(
@@ -27,6 +30,14 @@ def reduce(
     if tf.executing_eagerly():
         return _reduce_now(reduction, grads)
     return _reduce_in_graph(reduction, grads)
+
+
+def wait() -> None:
+    """Do nothing: a step has ended when its function returns."""
+
+
+def forget_error() -> None:
+    """Do nothing: an error is raised once."""
 
 
 def conditional(flag: Any, update: Callable[[], None], skip: Callable[[], None]) -> None:
@@ -125,7 +136,7 @@ def _with_parts(kind: type | None, grad: Any, tensors: Any) -> Any:
 
 def _view(tensor: Any) -> Tensor:
     """Return TensorFlow's memory as a torch tensor, which is only read."""
-    view: Tensor = torch.from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
+    view: Tensor = _from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
     return view
 
 
@@ -133,4 +144,4 @@ def _tensor(array: Tensor) -> Any:
     """Return our memory as a tensor of TensorFlow, whose kernels expect aligned memory."""
     if array.data_ptr() % ALIGNMENT or not array.is_contiguous():
         array = array.clone(memory_format=torch.contiguous_format)
-    return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(array))
+    return tf.experimental.dlpack.from_dlpack(_to_dlpack(array))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allstep.keras.reduction import Reduction
+from allstep.keras.gradient_reduction import Reduction
 
 IN_PLACE = True
 
@@ -28,7 +28,8 @@ def leave_compiled_code() -> None:
     Only for models that are compiled, since it imports torch's compiler, which takes seconds.
     """
     global _reduce_now
-    _reduce_now = torch.compiler.disable(_reduce)
+    disable: Any = torch.compiler.disable
+    _reduce_now = disable(_reduce)
 
 
 def _reduce(
@@ -41,6 +42,14 @@ def _reduce(
         return reduction.step(arrays)
 
 
+def wait() -> None:
+    """Do nothing: a step has ended when its function returns."""
+
+
+def forget_error() -> None:
+    """Do nothing: an error is raised once."""
+
+
 def conditional(flag: bool, update: Callable[[], None], skip: Callable[[], None]) -> None:
     """Call `update` if the flag is set, otherwise `skip`."""
     (update if flag else skip)()
@@ -51,10 +60,12 @@ def _writable(grad: Tensor | None, variable: Any) -> Tensor | None:
     if grad is None:
         return None
     if grad.layout != torch.strided:
-        grad = grad.to_dense()
-    if grad is not variable.value.grad:
-        return grad.detach().clone(memory_format=torch.contiguous_format)
-    return grad.contiguous()
+        dense: Tensor = grad.to_dense()
+        return dense.contiguous()
+    owns_memory: bool = grad is variable.value.grad
+    if owns_memory:
+        return grad.contiguous()
+    return grad.detach().clone(memory_format=torch.contiguous_format)
 
 
 _reduce_now = _reduce

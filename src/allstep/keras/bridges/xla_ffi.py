@@ -144,7 +144,7 @@ def make_handler(call: Call) -> Any:
     """
     import jax
 
-    def handle(pointer: Any) -> int | None:
+    def handle(pointer: Any) -> Any:
         frame = pointer.contents
         if frame.extension and frame.extension.contents.type == _METADATA:
             _report_version(frame.extension)
@@ -159,7 +159,8 @@ def make_handler(call: Call) -> Any:
 
     handler = _Handler(handle)
     _handlers.append(handler)
-    return jax.ffi.pycapsule(cast(handler, c_void_p).value)
+    make_capsule: Any = jax.ffi.pycapsule
+    return make_capsule(cast(handler, c_void_p).value)
 
 
 def _addresses(buffers: Any) -> list[int]:

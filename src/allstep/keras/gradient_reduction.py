@@ -74,7 +74,7 @@ class Reduction:
         self.in_place = in_place
         self.counter = 0
         self._number = next(_numbers)
-        self._error: BaseException | None = None
+        self._error: tuple[BaseException, BaseException | None] | None = None
         self._specs: tuple[Spec, ...] | None = None
         self._list: GradientList | None = None
         self._order: list[int] = []
@@ -116,11 +116,17 @@ class Reduction:
         try:
             return self._step(list(arrays))
         except BaseException as error:
-            self._error = error
+            # Frameworks also remove the cause: they raise errors `from None`.
+            self._error = error, error.__cause__
             raise
 
-    def take_error(self) -> BaseException | None:
-        """Return the exception of the last failed step, once."""
+    def raise_error(self) -> None:
+        """Raise the exception of a failed step, if there is one, and keep it."""
+        if self._error is not None:
+            raise self._error[0] from self._error[1]
+
+    def take_error(self) -> tuple[BaseException, BaseException | None] | None:
+        """Return the exception of the last failed step and its cause, once."""
         error, self._error = self._error, None
         return error
 
@@ -185,7 +191,8 @@ class Reduction:
     def _reduce_dense(self, arrays: list[Array]) -> None:
         if self._list is None:
             return
-        dense = [None if isinstance(arrays[n], Sparse) else arrays[n] for n in self._order]
+        given = [arrays[number] for number in self._order]
+        dense = [None if isinstance(array, Sparse) else array for array in given]
         results = self._list.reduce(dense)
         for number, result in zip(self._order, results, strict=True):
             if not isinstance(arrays[number], Sparse):

@@ -1,0 +1,67 @@
+"""Checks of the arguments of a distributed optimizer."""
+
+import warnings
+from typing import Any
+
+import keras
+
+from allstep.hvd.requests import Average, Sum
+from allstep.torch.compression import Compression
+
+
+def checked_op(op: int, predivide: float) -> int:
+    """Return the reduction; raise ValueError if a Keras optimizer cannot use it."""
+    if op not in (Average, Sum):
+        raise ValueError(
+            f"op={op!r} is not supported by a Keras optimizer: use hvd.Average or hvd.Sum"
+        )
+    if predivide != 1.0 and op != Average:
+        raise ValueError(f"gradient_predivide_factor={predivide} needs op=hvd.Average")
+    return op
+
+
+def checked_passes(passes: int) -> int:
+    """Return the number of backward passes per step; raise ValueError below 1."""
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes}: it must be above 0")
+    return passes
+
+
+def check_groups(num_groups: int, groups: Any) -> None:
+    """Raise ValueError if these are not groups of gradients."""
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if groups is None or (isinstance(groups, list) and all(isinstance(g, list) for g in groups)):
+        return
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 0:
+        raise ValueError(
+            f"groups={groups!r}: expected a number of groups or a list of lists of variables"
+        )
+
+
+def compressor(compression: Any) -> dict[str, Any]:
+    """Return the two functions of a compressor; None for no compression.
+
+    Those of another front-end are known by their names, since gradients are torch tensors here.
+    """
+    names = {"NoneCompressor": "none", "FP16Compressor": "fp16", "BF16Compressor": "bf16"}
+    known = names.get(getattr(compression, "__name__", ""))
+    used = compression if known is None else getattr(Compression, known)
+    is_used = used is not Compression.none
+    return {
+        "compress": used.compress if is_used else None,
+        "decompress": used.decompress if is_used else None,
+    }
+
+
+def checked_layers(local_layers: Any) -> list[Any]:
+    """Return a list of layers; raise ValueError for anything else."""
+    layers = [] if local_layers is None else local_layers
+    layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
+    for layer in layers:
+        if not isinstance(layer, keras.layers.Layer):
+            raise ValueError(
+                f"local_layers: expected layers of the model, found {type(layer).__name__}"
+            )
+    return layers
