@@ -22,7 +22,7 @@ BroadcastGlobalVariablesHook broadcast_object broadcast_object_fn allgather_obje
 DistributedOptimizer DistributedGradientTape PartialDistributedGradientTape SyncBatchNormalization
 Compression elastic ProcessSet global_process_set add_process_set remove_process_set
 Average Sum Adasum Min Max Product LocalGradientAggregationHelper
-""".split()
+"""
 
 # G stands for process_set=global_process_set, P for the two factors, C for compression=none.
 SIGNATURES = {
@@ -97,8 +97,8 @@ def surface() -> None:
             for each in inspect.signature(thing).parameters.values()
         ]
 
-    assert sorted(hvd.__all__) == sorted([*NAMES, "HorovodInternalError"])
-    for name in NAMES:
+    assert sorted(hvd.__all__) == sorted([*NAMES.split(), "HorovodInternalError"])
+    for name in NAMES.split():
         assert getattr(hvd, name) is not None, name
     for name, text in SIGNATURES.items():
         assert found(name) == expected(text), name

@@ -72,7 +72,6 @@ from allstep.hvd.requests import (
     Sum,
 )
 from allstep.tensorflow import elastic
-from allstep.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from allstep.tensorflow.compression import Compression
 from allstep.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -83,6 +82,7 @@ from allstep.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from allstep.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from allstep.tensorflow.mpi_ops import (
     allgather,
     alltoall,

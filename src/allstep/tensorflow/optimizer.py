@@ -15,9 +15,9 @@ import tensorflow as tf
 from allstep.hvd.place import rank
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.requests import Adasum, Average
-from allstep.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from allstep.tensorflow.compression import Compression
 from allstep.tensorflow.delta_optimizer import DeltaOptimizer
+from allstep.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from allstep.tensorflow.gradients import Reduction
 from allstep.tensorflow.tape import check_groups, identity
 
