@@ -101,3 +101,37 @@ def test_a_lost_rank_is_horovods_error_with_the_cause(ranks: Ranks) -> None:
 
     outcomes = ranks.outcomes(2, work)
     assert [outcome.exit_code for outcome in outcomes] == [0, -9]
+
+
+def test_equal_names_are_different_arrays_and_results_are_aligned(ranks: Ranks) -> None:
+    def work() -> None:
+        import allstep.torch as hvd
+        from allstep.hvd.gradient_list import GradientList
+
+        hvd.init()
+        sizes = (3, 5, 1)
+        made = GradientList([("same", torch.zeros(size)) for size in sizes], op=hvd.Sum)
+        for _ in range(3):
+            found = made.reduce([torch.full((size,), float(size)) for size in sizes])
+            for each, size in zip(found, sizes, strict=True):
+                assert each is not None and each.tolist() == [2.0 * size] * size
+                assert each.data_ptr() % 64 == 0
+        hvd.shutdown()
+
+    ranks(2, work)
+
+
+def test_lists_of_a_subset_do_not_shift_the_lists_of_all(ranks: Ranks) -> None:
+    def work() -> None:
+        import allstep.torch as hvd
+        from allstep.hvd.gradient_list import GradientList
+
+        only = hvd.ProcessSet([0, 1])
+        hvd.init(process_sets=[only])
+        if hvd.rank() < 2:
+            found = GradientList(LIKE, process_set=only).reduce([torch.ones(4), None])[0]
+            assert found is not None and found.tolist() == [1.0] * 4
+        found = GradientList(LIKE, op=hvd.Sum).reduce([torch.ones(4), None])[0]
+        assert found is not None and found.tolist() == [3.0] * 4
+
+    ranks(3, work)

@@ -49,7 +49,7 @@ def check(found: Any, expected: Any, what: str) -> None:
     )
 
 
-def collect(rank: int, size: int) -> None:
+def collect() -> None:
     _, hvd, rank, size = start()
     for mode, run in modes():
         check_values(hvd, run, mode, rank, size)
@@ -201,7 +201,7 @@ def check_places(hvd: Any, run: Any, mode: str, rank: int, size: int) -> None:
 
 
 def test_collectives_of_two_ranks_are_those_of_numpy(ranks: Ranks) -> None:
-    ranks(2, collect, 0, 0, timeout=170)
+    ranks(2, collect, timeout=170)
 
 
 def slices() -> None:

@@ -30,6 +30,8 @@ The operations share these arguments:
 Failures are TensorFlow's errors: `allstep.tensorflow.errors` has the table.
 """
 
+from typing import Any
+
 from allstep.hvd.basics import (
     ccl_built,
     cross_rank,
@@ -68,8 +70,8 @@ from allstep.hvd.requests import (
     Min,
     Product,
     Sum,
-    handle_average_backwards_compatibility,
 )
+from allstep.tensorflow import elastic
 from allstep.tensorflow.compression import Compression
 from allstep.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -80,6 +82,7 @@ from allstep.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from allstep.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from allstep.tensorflow.mpi_ops import (
     allgather,
     alltoall,
@@ -98,12 +101,26 @@ from allstep.tensorflow.ops import (
     grouped_reducescatter,
     reducescatter,
 )
+from allstep.tensorflow.optimizer import DistributedOptimizer
 from allstep.tensorflow.sessions import provide_threads
+from allstep.tensorflow.sync_batch_norm import sync_batch_normalization
 from allstep.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 provide_threads()
 
+
+def __getattr__(name: str) -> Any:
+    """Make SyncBatchNormalization when it is first used: it needs Keras."""
+    if name == "SyncBatchNormalization":
+        return sync_batch_normalization()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
+    "DistributedOptimizer",
+    "LocalGradientAggregationHelper",
+    "SyncBatchNormalization",
+    "elastic",
     "Adasum",
     "Average",
     "BroadcastGlobalVariablesHook",
@@ -137,7 +154,6 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "handle_average_backwards_compatibility",
     "init",
     "is_homogeneous",
     "is_initialized",

@@ -98,13 +98,26 @@ def _in_graph(
     outputs = tf.py_function(
         call, list(tensors), [spec.dtype for spec in results], name=_node_name(tensors, called)
     )
-    name = outputs[0].op.name
+    name = _name_of(outputs[0].op)
     if called.ignore_name_scope:
         name = name.rsplit("/", 1)[-1]
     for output, spec in zip(outputs, results, strict=True):
         if spec.shape is not None:
             output.set_shape(spec.shape)
     return list(outputs)
+
+
+def _name_of(node: Any) -> str:
+    """Return a name that is unique in the graph that a Session runs.
+
+    The branches of a tf.cond are graphs of their own, in which names begin again.
+    """
+    graph = outermost = node.graph
+    while hasattr(outermost, "outer_graph"):
+        outermost = outermost.outer_graph
+    is_alone = outermost is graph or tf.compat.v1.executing_eagerly_outside_functions()
+    name: str = node.name if is_alone else outermost.unique_name(node.name)
+    return name
 
 
 def _node_name(tensors: Sequence[Any], called: Called) -> str:

@@ -46,6 +46,16 @@ def original(error: BaseException) -> Exception | None:
     return kept if str(kept) and str(kept) in str(error) else None
 
 
+def as_of_contract(error: BaseException) -> Exception | None:
+    """Return an error out of a graph with the type that it has in eager mode; None if not ours."""
+    found = original(error)
+    if found is None:
+        return None
+    made: Exception = _class_for(found)(None, None, str(found))
+    made.__cause__ = found
+    return made
+
+
 @contextmanager
 def eager_errors() -> Iterator[None]:
     """Raise the errors of a collective as TensorFlow's."""

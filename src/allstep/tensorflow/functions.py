@@ -144,7 +144,9 @@ def _values_of_root(
         )
 
     given = [_sendable(tf.convert_to_tensor(each)) for each in variables]
-    called = Called("HorovodBroadcastVariables", name)
+    # The name of a variable, since that of its value depends on the kind of variable.
+    in_graph = None if tf.executing_eagerly() else f"HorovodBroadcast_{variables[0].name}"
+    called = Called("HorovodBroadcastVariables", name or in_graph)
     values = run(work, given, [Spec.like(each) for each in given], called)
     return [
         _received(value, tf.as_dtype(each.dtype).base_dtype)

@@ -26,7 +26,7 @@ from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.requests import Adasum, Average, gathering, group_names, reduction
 from allstep.tensorflow.calls import Called, Spec, run, unconverted, with_gradient
 from allstep.tensorflow.compression import Compression
-from allstep.tensorflow.mpi_ops import _grouped_allreduce, _set_size
+from allstep.tensorflow.mpi_ops import _grouped_allreduce, _set_size, _with_rows
 from allstep.tensorflow.ops import check_sparse, compressed, in_order
 
 
@@ -52,17 +52,25 @@ class Reduction:
             )
 
     @unconverted
-    def __call__(self, grads: Sequence[Any], names: Sequence[str], scope: str) -> list[Any]:
-        """Return the reduced gradients, marked. All ranks of the set call it together.
+    def of_list(self, grads: Sequence[Any], is_local: Sequence[bool], scope: str) -> list[Any]:
+        """Return the gradients: reduced and marked, or those of this rank where `is_local`.
 
-        `names`: of the variables. `scope`: the prefix of the names of the operations in a graph.
+        All ranks of the set call it together. Gradients are known by number, since the names of
+        variables may differ between the ranks. `scope`: the name of the operation in a graph.
         """
         found = [self._dense(grad) for grad in grads]
-        named = [(name, grad) for name, grad in zip(names, found, strict=True) if grad is not None]
-        reduced = iter(
-            self._reduce([grad for _, grad in named], [name for name, _ in named], scope)
-        )
-        return [None if grad is None else mark_reduced(next(reduced)) for grad in found]
+        shared = [
+            number
+            for number, (grad, local) in enumerate(zip(found, is_local, strict=True))
+            if grad is not None and not local
+        ]
+        names = [f"grad_{number}" for number in shared]
+        reduced = self._reduce([found[number] for number in shared], names, scope)
+        by_number = dict(zip(shared, map(mark_reduced, reduced), strict=True))
+        return [
+            self.local(grad) if local else by_number.get(number)
+            for number, (grad, local) in enumerate(zip(found, is_local, strict=True))
+        ]
 
     @unconverted
     def local(self, grad: Any) -> Any:
@@ -118,7 +126,7 @@ class Reduction:
         if not grads:
             return []
         parts = [part for grad in grads for part in (grad.values, grad.indices)]
-        specs = [Spec(part.dtype, [None, *part.shape[1:]]) for part in parts]
+        specs = [_with_rows(part) for part in parts]
         called = Called("HorovodSparseGradients", _scoped(scope))
         found = run(self._gather, parts, specs, called)
         return [

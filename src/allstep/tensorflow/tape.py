@@ -138,14 +138,7 @@ class _DistributedGradientTape:
 
     def _reduced(self, sources: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         is_local = [identity(source) in self._local_sources for source in sources]
-        shared = [number for number, local in enumerate(is_local) if not local]
-        names = [f"grad_{number}" for number in shared]
-        found = self._reduction([grads[number] for number in shared], names, "tape")
-        by_number = dict(zip(shared, found, strict=True))
-        return [
-            self._reduction.local(grad) if local else by_number[number]
-            for number, (grad, local) in enumerate(zip(grads, is_local, strict=True))
-        ]
+        return self._reduction.of_list(grads, is_local, "DistributedGradientTape")
 
 
 def check_groups(groups: Any, num_groups: int = 0) -> None:
