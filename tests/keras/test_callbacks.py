@@ -84,6 +84,7 @@ def variables_of(model: Any) -> list[Any]:
 
 def check_broadcast_before_the_first_step() -> None:
     import allstep.keras._more as hvd
+
     from allstep.hvd.place import rank
 
     model = classifier()
@@ -106,9 +107,8 @@ def check_broadcast_before_the_first_step() -> None:
 
 
 def check_broadcast_without_input() -> None:
-    import keras
-
     import allstep.keras._more as hvd
+    import keras
 
     model = classifier(with_input=False)
     found = recorder("on_train_batch_begin", variables_of)
@@ -132,10 +132,10 @@ def check_local_variables() -> None:
 
 
 def check_values() -> None:
+    import allstep.keras._more as hvd
     import keras
     import ml_dtypes
 
-    import allstep.keras._more as hvd
     from allstep.hvd.place import rank
     from allstep.hvd.requests import Max, Sum
     from allstep.torch.compression import Compression
@@ -171,6 +171,7 @@ def check_values() -> None:
 
 def check_metric_average() -> None:
     import allstep.keras._more as hvd
+
     from allstep.hvd.place import rank
 
     callback = hvd.callbacks.MetricAverageCallback()
@@ -256,6 +257,7 @@ def check_warmup() -> None:
     import io
 
     import allstep.keras._more as hvd
+
     from allstep.hvd.place import rank
 
     callback = hvd.callbacks.LearningRateWarmupCallback(2.0, warmup_epochs=2, verbose=1)
@@ -287,9 +289,9 @@ def check_arguments() -> None:
 
 
 def check_differences_raise_on_all_ranks() -> None:
+    import allstep.keras._more as hvd
     import keras
 
-    import allstep.keras._more as hvd
     from allstep.hvd.place import rank
 
     one = rank() == 1
@@ -317,9 +319,9 @@ def check_differences_raise_on_all_ranks() -> None:
 
 
 def check_warning_without_distributed_optimizer() -> None:
+    import allstep.keras._more as hvd
     import keras
 
-    import allstep.keras._more as hvd
     from allstep.hvd.place import rank
 
     class Marked(keras.optimizers.Adam):  # type: ignore[misc]
@@ -336,9 +338,8 @@ def check_warning_without_distributed_optimizer() -> None:
 
 
 def check_xla_is_switched_off() -> None:
-    import keras
-
     import allstep.keras._more as hvd
+    import keras
 
     class Marked(keras.optimizers.Adam):  # type: ignore[misc]
         __module__ = "horovod._keras"
@@ -354,9 +355,9 @@ def check_xla_is_switched_off() -> None:
 
 
 def check_best_model_checkpoint() -> None:
+    import allstep.keras._more as hvd
     import keras
 
-    import allstep.keras._more as hvd
     from allstep.hvd.place import rank
 
     checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss")
@@ -375,9 +376,8 @@ def check_best_model_checkpoint() -> None:
 
 def check_no_method_for_the_end_of_a_batch() -> None:
     """Keras may then call callbacks while the next step runs."""
-    import keras
-
     import allstep.keras._more as hvd
+    import keras
 
     names = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),

@@ -63,6 +63,7 @@ def same_model(**options: Any) -> Any:
 
 def check_shares() -> None:
     import allstep.keras._more as hvd
+
     from allstep.hvd.objects import allgather_object
     from allstep.hvd.place import rank, size
 
@@ -87,6 +88,7 @@ def check_shares() -> None:
 
 def check_structures_and_weights() -> None:
     import allstep.keras._more as hvd
+
     from allstep.hvd.place import size
 
     x, y = samples(size() * 4)
@@ -101,9 +103,9 @@ def check_structures_and_weights() -> None:
 
 
 def check_orders_of_epochs() -> None:
+    import allstep.keras._more as hvd
     import keras
 
-    import allstep.keras._more as hvd
     from allstep.hvd.objects import allgather_object
 
     x, y = samples(23)
@@ -145,9 +147,8 @@ def check_orders_of_epochs() -> None:
 
 
 def check_training_is_that_of_one_worker() -> None:
-    import keras
-
     import allstep.keras._more as hvd
+    import keras
 
     class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -170,9 +171,8 @@ def check_training_is_that_of_one_worker() -> None:
 
 
 def check_evaluation_is_that_of_one_worker() -> None:
-    import keras
-
     import allstep.keras._more as hvd
+    import keras
 
     def metrics() -> list[Any]:
         return [
@@ -194,9 +194,8 @@ def check_evaluation_is_that_of_one_worker() -> None:
 
 
 def check_binary_metrics() -> None:
-    import keras
-
     import allstep.keras._more as hvd
+    import keras
 
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="sigmoid")])
     metrics = [
@@ -218,9 +217,8 @@ def check_binary_metrics() -> None:
 
 
 def check_bad_input() -> None:
-    import keras
-
     import allstep.keras._more as hvd
+    import keras
 
     x, y = samples(8)
     with pytest.raises(ValueError, match=r"shapes \[8, 4\], \[7\]: expected the same number"):

@@ -47,9 +47,21 @@ from allstep.hvd.process_sets import (
     remove_process_set,
 )
 from allstep.hvd.requests import Adasum, Average, Sum
+from allstep.keras import callbacks, elastic
+from allstep.keras.callbacks import BroadcastGlobalVariablesCallback
 from allstep.keras.compiled_models import install as _install
+from allstep.keras.evaluation import evaluate
+from allstep.keras.global_batches import Batches, batches
 from allstep.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from allstep.keras.saved_models import load_model
+from allstep.keras.values import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    reducescatter,
+)
+from allstep.keras.variables import broadcast_variables
 from allstep.torch.compression import Compression
 
 # Now: `model.compile(hvd.DistributedOptimizer(...))` finds `compile` before it makes the optimizer.
@@ -58,6 +70,8 @@ _install()
 __all__ = [
     "Adasum",
     "Average",
+    "Batches",
+    "BroadcastGlobalVariablesCallback",
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
@@ -65,11 +79,20 @@ __all__ = [
     "ProcessSet",
     "Sum",
     "add_process_set",
+    "allgather",
+    "allreduce",
+    "batches",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "callbacks",
     "ccl_built",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
+    "evaluate",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -84,6 +107,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "rank",
+    "reducescatter",
     "remove_process_set",
     "rocm_built",
     "shutdown",
