@@ -85,12 +85,17 @@ def repeated_classes(root: Path) -> list[str]:
 
 
 SAME_IDEA = {
+    "compression": "a front-end's compressors, Horovod's name",
+    "elastic": "a front-end's elastic states, Horovod's name",
     "evaluate": "a split with a model: of the run, of a saved run",
+    "functions": "a front-end's broadcasts, Horovod's name",
     "fit": "two variables of runs: in a study, in a report",
     "labels": "the label of a sample, by format",
     "measure": "a benchmark",
     "messages": "typed messages between processes",
     "mistakes": "wrongly classified images: found by train, drawn by report",
+    "mpi_ops": "a front-end's operations, Horovod's name",
+    "optimizer": "a front-end's DistributedOptimizer, Horovod's name",
     "options": "options of commands, or of models in a config",
     "predict": "the verb and what it does",
     "rank": "the program of one rank of a benchmark",
@@ -100,6 +105,7 @@ SAME_IDEA = {
     "scan": "the walk through a damaged file, by format",
     "source": "samples by number, by format",
     "study": "the verb, and each kind of study",
+    "sync_batch_norm": "a front-end's batch normalization, Horovod's name",
     "table": "the result of a study or command as a table",
     "timeline": "the trace of collectives, and Horovod's",
     "verify": "the verb and what it does",

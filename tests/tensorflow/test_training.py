@@ -178,7 +178,7 @@ def check_variables(tf: Any, hvd: Any, rank: int) -> None:
 
 def check_errors(tf: Any, hvd: Any, rank: int) -> None:
     from allstep.errors import CollectiveMismatch
-    from allstep.tensorflow.errors import as_of_contract
+    from allstep.tensorflow.tf_errors import as_of_contract
 
     with pytest.raises(tf.errors.FailedPreconditionError, match="tensor shapes") as caught:
         hvd.allreduce(tf.zeros(3 + rank))
@@ -400,7 +400,7 @@ def lose() -> list[str]:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     from allstep.errors import PeerLost
-    from allstep.tensorflow.errors import as_of_contract
+    from allstep.tensorflow.tf_errors import as_of_contract
 
     with pytest.raises(tf.errors.UnknownError) as caught:
         traced()
