@@ -83,7 +83,14 @@ def expected(text: str) -> list[str]:
 
 
 def surface() -> None:
+    # TensorFlow itself imports Keras 3, which imports other frameworks that are installed.
+    import tensorflow
+
+    assert tensorflow.__version__
+    before = set(sys.modules)
     import allstep.tensorflow as hvd
+
+    assert not {"keras", "tf_keras", "jax", "mxnet"} & (set(sys.modules) - before)
 
     def found(name: str) -> list[str]:
         thing = hvd
@@ -110,14 +117,12 @@ def test_names_and_signatures_are_those_of_the_contract(ranks: Ranks) -> None:
     ranks(1, surface)
 
 
-def test_no_other_framework_is_imported() -> None:
-    """Neither Keras nor JAX nor MXNet by allstep.tensorflow; TensorFlow not by the other layers."""
+def test_the_shared_layer_imports_no_framework_but_torch() -> None:
     text = (
-        "import sys; import {}; "
-        "print(*sorted({{'tensorflow', 'keras', 'tf_keras', 'jax', 'mxnet'}} & set(sys.modules)))"
+        "import sys, allstep.torch, allstep.hvd.gradient_list; "
+        "print(*sorted({'tensorflow', 'keras', 'tf_keras', 'jax', 'mxnet'} & set(sys.modules)))"
     )
-    for module, names in (("allstep.tensorflow", "tensorflow"), ("allstep.torch, allstep.hvd", "")):
-        done = subprocess.run(
-            [sys.executable, "-c", text.format(module)], capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == names
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=90
+    )
+    assert done.stdout.strip() == ""

@@ -1,5 +1,7 @@
 """Training with allstep.tensorflow: two workers have the gradients and weights of one."""
 
+import os
+import signal
 from typing import Any
 
 import numpy
@@ -176,7 +178,7 @@ def check_variables(tf: Any, hvd: Any, rank: int) -> None:
 
 def check_errors(tf: Any, hvd: Any, rank: int) -> None:
     from allstep.errors import CollectiveMismatch
-    from allstep.tensorflow.errors import as_of_contract
+    from allstep.tensorflow.tf_errors import as_of_contract
 
     with pytest.raises(tf.errors.FailedPreconditionError, match="tensor shapes") as caught:
         hvd.allreduce(tf.zeros(3 + rank))
@@ -293,6 +295,17 @@ def check_optimizer_details(tf: Any, hvd: Any, rank: int) -> None:
         )
     with pytest.raises(ValueError, match="expected an optimizer"):
         hvd.DistributedOptimizer(3)
+    from allstep.tensorflow import optimizer as module
+
+    before = list(module._keras)
+    module.register_keras(lambda given, op, compression: (given, op, compression))
+    keras_one = tf.keras.optimizers.SGD()
+    assert hvd.DistributedOptimizer(keras_one, op=hvd.Sum, name="x") == (
+        keras_one,
+        hvd.Sum,
+        hvd.Compression.none,
+    )
+    module._keras[:] = before
 
 
 def check_sets_and_join(tf: Any, hvd: Any, rank: int) -> None:
@@ -376,3 +389,32 @@ def check_elastic_run(tf: Any, hvd: Any, rank: int) -> None:
 
 def test_optimizers_in_a_session_process_sets_and_states(ranks: Ranks) -> None:
     ranks(2, graphs, timeout=100)
+
+
+def lose() -> list[str]:
+    """Rank 1 dies while rank 0 waits for it: eagerly, and in a graph."""
+    tf, hvd, rank, _ = start()
+    hvd.allreduce(tf.constant(1.0))
+    traced = tf.function(lambda: hvd.allreduce(tf.constant(1.0)))
+    traced()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    from allstep.errors import PeerLost
+    from allstep.tensorflow.tf_errors import as_of_contract
+
+    with pytest.raises(tf.errors.UnknownError) as caught:
+        traced()
+    known = as_of_contract(caught.value)
+    assert isinstance(known, hvd.HorovodInternalError)
+    assert isinstance(known, tf.errors.UnknownError)
+    with pytest.raises(tf.errors.UnknownError) as caught:
+        hvd.allreduce(tf.constant(1.0))
+    assert isinstance(caught.value, hvd.HorovodInternalError)
+    assert isinstance(caught.value.__cause__.__cause__, PeerLost)
+    return ["right"]
+
+
+def test_a_lost_rank_is_an_unknown_error_and_horovods(ranks: Ranks) -> None:
+    first, second = ranks.outcomes(2, lose, timeout=100)
+    assert first.result == ["right"], first.output
+    assert second.exit_code == -signal.SIGKILL

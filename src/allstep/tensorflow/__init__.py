@@ -27,7 +27,7 @@ The operations share these arguments:
 - `root_rank`: the rank whose data is sent, always a rank of the world.
 - `device_dense`, `device_sparse`: Horovod's; not used, since collectives work in the host's memory.
 
-Failures are TensorFlow's errors: `allstep.tensorflow.errors` has the table.
+Failures are TensorFlow's errors: `allstep.tensorflow.tf_errors` has the table.
 """
 
 from typing import Any
@@ -95,14 +95,14 @@ from allstep.tensorflow.mpi_ops import (
     rank_op,
     size_op,
 )
-from allstep.tensorflow.ops import (
+from allstep.tensorflow.optimizer import DistributedOptimizer
+from allstep.tensorflow.sessions import provide_threads
+from allstep.tensorflow.sparse_and_dense import (
     allreduce,
     grouped_allreduce,
     grouped_reducescatter,
     reducescatter,
 )
-from allstep.tensorflow.optimizer import DistributedOptimizer
-from allstep.tensorflow.sessions import provide_threads
 from allstep.tensorflow.sync_batch_norm import sync_batch_normalization
 from allstep.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from torch import Tensor
 
 from allstep.tensorflow.bridge import to_tensorflow, to_torch
-from allstep.tensorflow.errors import eager_errors, graph_errors
+from allstep.tensorflow.tf_errors import eager_errors, graph_errors
 
 F = TypeVar("F", bound=Callable[..., Any])
 

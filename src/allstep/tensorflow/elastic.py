@@ -23,8 +23,8 @@ from allstep.hvd.elastic import ObjectState
 from allstep.hvd.elastic import run_fn as _run_fn
 from allstep.hvd.objects import broadcast_object
 from allstep.hvd.place import rank
-from allstep.tensorflow.errors import as_of_contract
 from allstep.tensorflow.functions import broadcast_variables
+from allstep.tensorflow.tf_errors import as_of_contract
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 

@@ -27,7 +27,7 @@ from allstep.hvd.requests import Adasum, Average, gathering, group_names, reduct
 from allstep.tensorflow.calls import Called, Spec, run, unconverted, with_gradient
 from allstep.tensorflow.compression import Compression
 from allstep.tensorflow.mpi_ops import _grouped_allreduce, _set_size, _with_rows
-from allstep.tensorflow.ops import check_sparse, compressed, in_order
+from allstep.tensorflow.sparse_and_dense import check_sparse, compressed, in_order
 
 
 @dataclass(frozen=True)
