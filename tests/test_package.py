@@ -19,12 +19,14 @@ BIN = Path(sys.executable).parent
 ALLSTEP = str(BIN / "allstep")
 VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 PRIVATE = {"allstep.cli"}  # a command line is not imported
+FRONT_ENDS = {"allstep.keras", "allstep.tensorflow", "allstep.mxnet"}
+"""They import their frameworks, which takes seconds: only their text is read here."""
 PACKAGES = [
     "allstep",
     *(
         package.name
         for package in pkgutil.iter_modules(allstep.__path__, "allstep.")
-        if package.ispkg and package.name not in PRIVATE
+        if package.ispkg and package.name not in PRIVATE | FRONT_ENDS
     ),
 ]
 
@@ -69,6 +71,20 @@ def test_all_is_what_is_visible(name: str) -> None:
     assert sorted(shown) == sorted(visible(Path(package.__file__).read_text()))
     for each in shown:
         assert getattr(package, each) is not None, each
+
+
+@pytest.mark.parametrize("name", sorted(FRONT_ENDS))
+def test_all_of_a_front_end_is_what_is_visible(name: str) -> None:
+    source = (Path(allstep.__path__[0]) / name.removeprefix("allstep.") / "__init__.py").read_text()
+    module = ast.parse(source)
+    (shown,) = (
+        ast.literal_eval(node.value)
+        for node in module.body
+        if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node.targets[0])
+    )
+    made_late = {"SyncBatchNormalization"} if name == "allstep.tensorflow" else set()
+    assert len(shown) == len(set(shown)) and set(shown) - made_late == visible(source)
+    assert ast.get_docstring(module)
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -51,6 +51,9 @@ STARTS = {
 }
 PEERS = {
     "accelerate",
+    "jax",
+    "keras",
+    "mxnet",
     "playwright",
     "pytorch_lightning",
     "pytorch_optimizer",

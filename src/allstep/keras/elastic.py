@@ -24,9 +24,9 @@ from allstep.hvd.elastic import ObjectState, State
 from allstep.hvd.elastic import run_fn as _run_fn
 from allstep.hvd.objects import broadcast_object
 from allstep.hvd.place import rank
-from allstep.keras.arrays import to_array
 from allstep.keras.before_training import is_built
-from allstep.keras.callbacks.broadcast import broadcast_model
+from allstep.keras.callbacks.broadcast_variables import broadcast_model
+from allstep.keras.framework_arrays import to_array
 
 __all__ = [
     "CommitStateCallback",

@@ -14,7 +14,7 @@ from allstep.hvd.handles import perform_group
 from allstep.hvd.place import rank, size
 from allstep.hvd.process_sets import global_process_set
 from allstep.hvd.requests import Average, Sum, group_names, reduction
-from allstep.keras.arrays import from_torch, to_array, to_torch
+from allstep.keras.framework_arrays import from_torch, to_array, to_torch
 from allstep.keras.global_batches import as_array, common_length, share_of
 
 _OPERATIONS = {"sum": Sum, "mean": Average}

@@ -17,7 +17,7 @@ from allstep.hvd.requests import (
     reduction,
     scattering,
 )
-from allstep.keras.arrays import from_torch, like, to_array, to_torch
+from allstep.keras.framework_arrays import from_torch, like, to_array, to_torch
 
 
 def allreduce(

@@ -14,7 +14,7 @@ from allstep.hvd.handles import perform
 from allstep.hvd.place import rank, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.requests import broadcasting
-from allstep.keras.arrays import to_array
+from allstep.keras.framework_arrays import to_array
 
 _BUNDLE_NBYTES = 64 * 2**20
 

@@ -96,23 +96,23 @@ from allstep.tensorflow.mpi_ops import (
     size_op,
 )
 from allstep.tensorflow.optimizer import DistributedOptimizer
-from allstep.tensorflow.sessions import provide_threads
+from allstep.tensorflow.sessions import provide_threads as _provide_threads
 from allstep.tensorflow.sparse_and_dense import (
     allreduce,
     grouped_allreduce,
     grouped_reducescatter,
     reducescatter,
 )
-from allstep.tensorflow.sync_batch_norm import sync_batch_normalization
+from allstep.tensorflow.sync_batch_norm import sync_batch_normalization as _make_batch_norm
 from allstep.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 
-provide_threads()
+_provide_threads()
 
 
 def __getattr__(name: str) -> Any:
     """Make SyncBatchNormalization when it is first used: it needs Keras."""
     if name == "SyncBatchNormalization":
-        return sync_batch_normalization()
+        return _make_batch_norm()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -11,9 +11,9 @@ for the end of a batch: Keras would then run every callback in step with the mod
 JAX.
 """
 
-from allstep.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from allstep.keras.callbacks.broadcast_variables import BroadcastGlobalVariablesCallback
 from allstep.keras.callbacks.checkpoint import BestModelCheckpoint
-from allstep.keras.callbacks.learning_rate import (
+from allstep.keras.callbacks.learning_rate_callbacks import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
 )

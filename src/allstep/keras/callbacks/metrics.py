@@ -7,8 +7,8 @@ import numpy as np
 
 from allstep.hvd.objects import allgather_object
 from allstep.hvd.place import size
-from allstep.keras.arrays import to_array
 from allstep.keras.callbacks.base import Collective
+from allstep.keras.framework_arrays import to_array
 
 
 class MetricAverageCallback(Collective):
