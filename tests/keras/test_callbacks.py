@@ -83,8 +83,7 @@ def variables_of(model: Any) -> list[Any]:
 
 
 def check_broadcast_before_the_first_step() -> None:
-    import allstep.keras._more as hvd
-
+    import allstep.keras as hvd
     from allstep.hvd.place import rank
 
     model = classifier()
@@ -107,8 +106,9 @@ def check_broadcast_before_the_first_step() -> None:
 
 
 def check_broadcast_without_input() -> None:
-    import allstep.keras._more as hvd
     import keras
+
+    import allstep.keras as hvd
 
     model = classifier(with_input=False)
     found = recorder("on_train_batch_begin", variables_of)
@@ -120,7 +120,7 @@ def check_broadcast_without_input() -> None:
 
 
 def check_local_variables() -> None:
-    import allstep.keras._more as hvd
+    import allstep.keras as hvd
 
     model = classifier()
     local = model.layers[0].variables
@@ -132,10 +132,10 @@ def check_local_variables() -> None:
 
 
 def check_values() -> None:
-    import allstep.keras._more as hvd
     import keras
     import ml_dtypes
 
+    import allstep.keras as hvd
     from allstep.hvd.place import rank
     from allstep.hvd.requests import Max, Sum
     from allstep.torch.compression import Compression
@@ -170,8 +170,7 @@ def check_values() -> None:
 
 
 def check_metric_average() -> None:
-    import allstep.keras._more as hvd
-
+    import allstep.keras as hvd
     from allstep.hvd.place import rank
 
     callback = hvd.callbacks.MetricAverageCallback()
@@ -213,7 +212,7 @@ def weights_by_batch(model: Any, callback: Any, epochs: int) -> tuple[Any, list[
 
 
 def check_schedule_takes_effect_per_batch() -> None:
-    import allstep.keras._more as hvd
+    import allstep.keras as hvd
 
     callback = hvd.callbacks.LearningRateScheduleCallback(
         0.5, lambda epoch: 1 + epoch, start_epoch=1, end_epoch=3, staircase=False
@@ -225,7 +224,7 @@ def check_schedule_takes_effect_per_batch() -> None:
 
 
 def check_schedule_of_a_number() -> None:
-    import allstep.keras._more as hvd
+    import allstep.keras as hvd
 
     callback = hvd.callbacks.LearningRateScheduleCallback(0.8, 0.5, start_epoch=1, staircase=False)
     history, weights = weights_by_batch(line(), callback, epochs=3)
@@ -235,7 +234,7 @@ def check_schedule_of_a_number() -> None:
 
 
 def check_momentum_correction() -> None:
-    import allstep.keras._more as hvd
+    import allstep.keras as hvd
 
     for correction in (True, False):
         callback = hvd.callbacks.LearningRateScheduleCallback(
@@ -256,8 +255,7 @@ def check_warmup() -> None:
     import contextlib
     import io
 
-    import allstep.keras._more as hvd
-
+    import allstep.keras as hvd
     from allstep.hvd.place import rank
 
     callback = hvd.callbacks.LearningRateWarmupCallback(2.0, warmup_epochs=2, verbose=1)
@@ -272,7 +270,7 @@ def check_warmup() -> None:
 
 
 def check_arguments() -> None:
-    import allstep.keras._more as hvd
+    import allstep.keras as hvd
 
     none: Any = None
     with pytest.raises(ValueError, match="initial_lr=None"):
@@ -289,9 +287,9 @@ def check_arguments() -> None:
 
 
 def check_differences_raise_on_all_ranks() -> None:
-    import allstep.keras._more as hvd
     import keras
 
+    import allstep.keras as hvd
     from allstep.hvd.place import rank
 
     one = rank() == 1
@@ -319,9 +317,9 @@ def check_differences_raise_on_all_ranks() -> None:
 
 
 def check_warning_without_distributed_optimizer() -> None:
-    import allstep.keras._more as hvd
     import keras
 
+    import allstep.keras as hvd
     from allstep.hvd.place import rank
 
     class Marked(keras.optimizers.Adam):  # type: ignore[misc]
@@ -338,8 +336,9 @@ def check_warning_without_distributed_optimizer() -> None:
 
 
 def check_xla_is_switched_off() -> None:
-    import allstep.keras._more as hvd
     import keras
+
+    import allstep.keras as hvd
 
     class Marked(keras.optimizers.Adam):  # type: ignore[misc]
         __module__ = "horovod._keras"
@@ -355,9 +354,9 @@ def check_xla_is_switched_off() -> None:
 
 
 def check_best_model_checkpoint() -> None:
-    import allstep.keras._more as hvd
     import keras
 
+    import allstep.keras as hvd
     from allstep.hvd.place import rank
 
     checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss")
@@ -376,8 +375,9 @@ def check_best_model_checkpoint() -> None:
 
 def check_no_method_for_the_end_of_a_batch() -> None:
     """Keras may then call callbacks while the next step runs."""
-    import allstep.keras._more as hvd
     import keras
+
+    import allstep.keras as hvd
 
     names = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),

@@ -54,7 +54,7 @@ def classifier(**options: Any) -> Any:
 
 def same_model(**options: Any) -> Any:
     """Return a model with the same weights on all ranks."""
-    import allstep.keras._more as hvd
+    import allstep.keras as hvd
 
     model = classifier(**options)
     hvd.broadcast_variables(model.weights, 0)
@@ -62,8 +62,7 @@ def same_model(**options: Any) -> Any:
 
 
 def check_shares() -> None:
-    import allstep.keras._more as hvd
-
+    import allstep.keras as hvd
     from allstep.hvd.objects import allgather_object
     from allstep.hvd.place import rank, size
 
@@ -87,8 +86,7 @@ def check_shares() -> None:
 
 
 def check_structures_and_weights() -> None:
-    import allstep.keras._more as hvd
-
+    import allstep.keras as hvd
     from allstep.hvd.place import size
 
     x, y = samples(size() * 4)
@@ -103,9 +101,9 @@ def check_structures_and_weights() -> None:
 
 
 def check_orders_of_epochs() -> None:
-    import allstep.keras._more as hvd
     import keras
 
+    import allstep.keras as hvd
     from allstep.hvd.objects import allgather_object
 
     x, y = samples(23)
@@ -147,8 +145,9 @@ def check_orders_of_epochs() -> None:
 
 
 def check_training_is_that_of_one_worker() -> None:
-    import allstep.keras._more as hvd
     import keras
+
+    import allstep.keras as hvd
 
     class AverageWeights(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -171,8 +170,9 @@ def check_training_is_that_of_one_worker() -> None:
 
 
 def check_evaluation_is_that_of_one_worker() -> None:
-    import allstep.keras._more as hvd
     import keras
+
+    import allstep.keras as hvd
 
     def metrics() -> list[Any]:
         return [
@@ -194,8 +194,9 @@ def check_evaluation_is_that_of_one_worker() -> None:
 
 
 def check_binary_metrics() -> None:
-    import allstep.keras._more as hvd
     import keras
+
+    import allstep.keras as hvd
 
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="sigmoid")])
     metrics = [
@@ -217,8 +218,9 @@ def check_binary_metrics() -> None:
 
 
 def check_bad_input() -> None:
-    import allstep.keras._more as hvd
     import keras
+
+    import allstep.keras as hvd
 
     x, y = samples(8)
     with pytest.raises(ValueError, match=r"shapes \[8, 4\], \[7\]: expected the same number"):

@@ -54,8 +54,7 @@ def fit(model: Any, callbacks: list[Any], epochs: int = 1, **options: Any) -> No
 
 
 def check_save_restore_and_sync() -> None:
-    import allstep.keras._more as hvd
-
+    import allstep.keras as hvd
     from allstep.hvd.place import rank
 
     state = hvd.elastic.KerasState(classifier(), epoch=rank(), batch=5)
@@ -86,8 +85,9 @@ def check_save_restore_and_sync() -> None:
 
 
 def check_commit_in_an_epoch() -> None:
-    import allstep.keras._more as hvd
     import keras
+
+    import allstep.keras as hvd
 
     class Stop(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -126,8 +126,9 @@ def recorder(state: Any, found: list[Any]) -> Any:
 
 
 def check_progress() -> None:
-    import allstep.keras._more as hvd
     import keras
+
+    import allstep.keras as hvd
 
     state = hvd.elastic.KerasState(classifier(), epoch=2, batch=1)
     seen: list[Any] = []
@@ -157,8 +158,7 @@ def check_progress() -> None:
 
 
 def check_run_starts_again() -> None:
-    import allstep.keras._more as hvd
-
+    import allstep.keras as hvd
     from allstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
     from allstep.hvd.place import rank
 
@@ -185,8 +185,9 @@ def check_run_starts_again() -> None:
 
 
 def check_bad_input() -> None:
-    import allstep.keras._more as hvd
     import keras
+
+    import allstep.keras as hvd
 
     with pytest.raises(ValueError, match="has no weights yet"):
         hvd.elastic.KerasState(classifier(with_input=False))
