@@ -15,7 +15,6 @@ from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 
 from allstep.hvd.attached import keep_attached
@@ -26,6 +25,7 @@ from allstep.hvd.place import running
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.requests import REDUCTIONS, Average
 from allstep.parallel.exchange import ArrayList, Rule
+from allstep.parallel.exchange.array_list import without_values
 
 Compress = Callable[[Tensor], tuple[Tensor, Any]]
 Decompress = Callable[[Tensor, Any], Tensor]
@@ -56,7 +56,7 @@ class GradientList:
         decompress: Decompress | None = None,
     ) -> None:
         names = _unique([name for name, _ in named])
-        likes = [_without_values(like) for _, like in named]
+        likes = [without_values(like) for _, like in named]
         self._named = list(zip(names, likes, strict=True))
         self._rule = Rule(
             kind=REDUCTIONS[op], mean=op == Average, compress=compress, decompress=decompress
@@ -116,11 +116,6 @@ class GradientList:
         made, self._list = self._list, None
         if made is not None:
             made.close()
-
-
-def _without_values(like: Tensor) -> Tensor:
-    """Return a tensor of this shape and dtype with memory for one element."""
-    return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
 
 
 def _unique(names: Sequence[str]) -> list[str]:

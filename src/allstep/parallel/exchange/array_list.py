@@ -196,5 +196,9 @@ class _Buffer:
 
 def _slot(like: Tensor) -> Parameter:
     """Return a parameter with the shape and dtype of `like`, and memory for one element."""
-    one = torch.zeros((), dtype=like.dtype, device=like.device)
-    return Parameter(one.expand(like.shape), requires_grad=False)
+    return Parameter(without_values(like), requires_grad=False)
+
+
+def without_values(like: Tensor) -> Tensor:
+    """Return a tensor with the shape and dtype of `like`, and memory for one element."""
+    return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
