@@ -3,7 +3,7 @@
 | contender | what it is |
 |---|---|
 | independent copies | every rank trains its own plain model without communication: 100% |
-| DistributedOptimizer | the front-end of allstep (tape for tensorflow, trainer for mxnet) |
+| DistributedOptimizer, DistributedGradientTape, DistributedTrainer | the front-end of allstep |
 | bridge alone | the same on a process set of one rank: nothing is reduced |
 | a peer | the framework's own way, if it has one that runs on CPUs |
 

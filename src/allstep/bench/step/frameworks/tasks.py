@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from allstep.errors import ConfigError
 
 BRIDGE = "bridge alone"
+TAPE, TRAINER = "DistributedGradientTape", "DistributedTrainer"
 MIRRORED = "MultiWorkerMirrored"
 DATA_PARALLEL = "Keras DataParallel"
 

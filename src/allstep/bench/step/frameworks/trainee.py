@@ -1,7 +1,8 @@
 """What a worker of `bench step --framework` needs from a framework: contenders to train.
 
 A module for a framework has `contenders(model, rank, size)`, which returns functions by the
-names of the table's rows. Each makes a `Trainee`: a model of its own, with the same weights as the others.
+names of the table's rows. Each makes a `Trainee`: a model of its own, with the same weights as
+those of the others.
 """
 
 from abc import abstractmethod

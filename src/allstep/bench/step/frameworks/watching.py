@@ -11,7 +11,8 @@
 The first three are recorded by the collectives (`comm.timeline.recorder`). The others are timers
 around functions of allstep, which are installed only for the turn that is watched. What the
 framework itself spends to call us (a `py_function`, an XLA custom call) is in none of them: the row
-"bridge alone" includes it.
+"bridge alone" includes it. A view of MXNet's memory waits for its threads, which still compute the
+gradients; that is awaited before the timer starts.
 """
 
 import importlib
@@ -51,7 +52,7 @@ def _watching(framework: str, parts: Parts) -> Iterator[None]:
         ending.enter_context(_timed(GradientList, "reduce", parts, "reduction"))
         for name in names:
             owner, function = _owner(importlib.import_module(module), name)
-            ending.enter_context(_timed(owner, function, parts, part))
+            ending.enter_context(_timed(owner, function, parts, part, _settle(framework)))
         try:
             yield
         finally:
@@ -80,12 +81,26 @@ def _owner(module: Any, name: str) -> tuple[Any, str]:
     return (getattr(module, classes[0]) if classes else module), function
 
 
+def _settle(framework: str) -> Callable[[], None] | None:
+    """Return a function that waits for the framework's own threads, where that is needed."""
+    if framework != "mxnet":
+        return None
+    from allstep.mxnet.framework import mx
+
+    wait: Callable[[], None] = mx.nd.waitall
+    return wait
+
+
 @contextmanager
-def _timed(owner: Any, name: str, parts: Parts, part: str) -> Iterator[None]:
-    """Replace a function by one that adds its seconds to a part."""
+def _timed(
+    owner: Any, name: str, parts: Parts, part: str, settle: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Replace a function by one that adds its seconds to a part, after a call of `settle`."""
     function = getattr(owner, name)
 
     def timed(*args: Any, **named: Any) -> Any:
+        if settle is not None:
+            settle()
         started = time.perf_counter()
         try:
             return function(*args, **named)
