@@ -35,6 +35,9 @@ from allstep.process.python import run_module
 
 _RANK = "allstep.bench.step.frameworks.rank"
 _PEER_RANK = "allstep.bench.step.frameworks.peer_rank"
+_PEER = "peer"
+# Compiling a ResNet takes minutes on a busy machine.
+_SECONDS_TO_ANSWER = 600.0
 # Memory of a rank in copies of the weights: four models with momentum, gradients and buffers.
 _COPIES = 14
 
@@ -49,9 +52,17 @@ class Teams:
         self.names = list(self._of)
 
     def request(self, order: dict[str, Any]) -> list[dict[str, Any]]:
-        """Send a request to the ranks of the contender that it names; return their answers."""
-        name = next(iter(order.values()))
-        return self._of[name].request(order)
+        """Send a request to the ranks of the contender that it names; return their answers.
+
+        A peer whose ranks end or exceed the timeout has failed; others are still measured.
+        """
+        team = self._of[next(iter(order.values()))]
+        try:
+            return team.request(order)
+        except CommFailed as error:
+            if team.name != _PEER:
+                raise
+            return [{"failed": str(error).splitlines()[0]}]
 
 
 def measure_framework_step(
@@ -90,12 +101,12 @@ def _start(
     """Start our ranks and those of the peer; a peer that fails is added to `missing`."""
     run = run_module("allstep", "run", "-np", str(num_ranks))
     ours = [*run, *run_module(_RANK, *arguments)]
-    teams = [start_team("allstep run", ours, num_ranks, folder, ending)]
+    teams = [start_team("allstep run", ours, num_ranks, folder, ending, _SECONDS_TO_ANSWER)]
     if peer := framework_of(arguments[0]).peer:
         ports = ",".join(str(free_port()) for _ in range(num_ranks))
         command = [*run, *run_module(_PEER_RANK, *arguments, ports)]
         try:
-            teams.append(start_team("peer", command, num_ranks, folder, ending))
+            teams.append(start_team(_PEER, command, num_ranks, folder, ending, _SECONDS_TO_ANSWER))
         except CommFailed as error:
             missing.append(Missing(peer, f"it fails here: {str(error).splitlines()[-1]}"))
     return teams

@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle, islice
 from typing import Any
 
-_SECONDS_TO_WAIT = 60
+# Timeout for another rank, which may still compile.
+_SECONDS_TO_WAIT = 300
 # Frameworks trace and compile in the first steps.
 _STEPS_TO_PREPARE = 3
 _MODULES = {"tensorflow": "tensorflow_trainees", "mxnet": "mxnet_trainees"}
