@@ -14,7 +14,8 @@ def start(model: str, place: Any) -> Callable[[], Trainee]:
     """Connect the workers, and return the function that makes the model."""
     import jax
 
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    config: Any = jax.config
+    config.update("jax_cpu_collectives_implementation", "gloo")
     import keras
 
     keras.distribution.initialize(f"127.0.0.1:{place.ports[0]}", place.size, place.rank)

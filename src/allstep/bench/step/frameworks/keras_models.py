@@ -3,7 +3,7 @@
 | name | parameters | gradients |
 |---|---|---|
 | cnn | two convolutions and two dense layers, 0.4M | 8 |
-| resnet18 | He et al. 2015 (arXiv 1512.03385) with a first convolution of 3x3, 11.2M | 62 |
+| resnet18 | as in arXiv 1512.03385, with a first convolution of 3x3, 11.2M | 62 |
 | dense | four dense layers, 58M | 8 |
 """
 
