@@ -217,11 +217,11 @@ def environment_of(contender: LaunchContender) -> Mapping[str, str]:
     foreign = {name for launcher in LAUNCHERS.values() for names in launcher[1:] for name in names}
     env = {name: value for name, value in os.environ.items() if name not in foreign}
     if contender.script == "with_mpi4py.py":
-        env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+        env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     return env
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a free port below the kernel's ephemeral ones, so that it is still free for rank 0."""
     while True:
         port = random.randrange(15000, 32000)

@@ -1,5 +1,6 @@
 """`allstep bench`: measure allstep and its peers on this machine."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,8 +102,22 @@ def comm(
 @bench.command()
 def step(
     model: Annotated[
-        str, typer.Option("--model", help="Model: alexnet, resnet18 or small-cnn.")
-    ] = "alexnet",
+        str | None,
+        typer.Option(
+            "--model",
+            help=(
+                "Model: alexnet (default), resnet18 or small-cnn; with --framework cnn (default),"
+                " resnet18 or dense."
+            ),
+        ),
+    ] = None,
+    framework: Annotated[
+        str,
+        typer.Option(
+            "--framework",
+            help="torch, keras-torch, keras-tensorflow, keras-jax, tensorflow or mxnet.",
+        ),
+    ] = "torch",
     num_ranks: Annotated[
         int,
         typer.Option(
@@ -125,14 +140,27 @@ def step(
     """Measure training steps of a model on several ranks.
 
     Compared are DDP on Gloo and on allstep, DistributedOptimizer, share_weights, and independent
-    copies without communication.
+    copies without communication; with --framework, the front-end of that framework, its bridge
+    alone and the framework's own way.
     """
-    from allstep.bench.step.measure import NUM_EXTRA, measure_step
+    from allstep.bench.step.measure import NUM_EXTRA
 
     _check(json, plot)
     with step_bar(repetitions + NUM_EXTRA) as progress:
-        result = measure_step(model, num_ranks, repetitions, batch, progress)
+        measure = _step_measure(framework)
+        result = measure(model, num_ranks, repetitions, batch, progress)
     _show(result, json, plot)
+
+
+def _step_measure(framework: str) -> Callable[..., "StepResult"]:
+    """Return the function that measures steps of a framework; its model may be None."""
+    if framework == "torch":
+        from allstep.bench.step.measure import measure_step
+
+        return lambda model, *rest: measure_step(model or "alexnet", *rest)
+    from allstep.bench.step.frameworks.measure import measure_framework_step
+
+    return lambda model, *rest: measure_framework_step(framework, model or "cnn", *rest)
 
 
 @bench.command()

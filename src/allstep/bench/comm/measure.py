@@ -87,6 +87,7 @@ class Team:
     output: Path
     lines: list[IO[str]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    seconds_to_answer: float = _SECONDS_TO_ANSWER
 
     def request(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """Send `message` to all ranks and return their answers; raise CommFailed if one fails."""
@@ -96,7 +97,7 @@ class Team:
                 line.flush()
             answers = [json.loads(line.readline()) for line in self.lines]
         except TimeoutError:
-            late = f"did not answer {message} within {_SECONDS_TO_ANSWER:.0f} s"
+            late = f"did not answer {message} within {self.seconds_to_answer:.0f} s"
             raise CommFailed(f"{self.name} {late}") from None
         except (OSError, ValueError):
             raise CommFailed(f"{self.name} ended after {message}:\n{self.printed()}") from None
@@ -247,11 +248,16 @@ def _no_mpi() -> str:
 
 
 def start_team(
-    name: str, command: Sequence[str], num_ranks: int, folder: Path, ending: contextlib.ExitStack
+    name: str,
+    command: Sequence[str],
+    num_ranks: int,
+    folder: Path,
+    ending: contextlib.ExitStack,
+    seconds_to_answer: float = _SECONDS_TO_ANSWER,
 ) -> Team:
     """Start ranks and wait until all of them have connected.
 
-    The path of the socket is appended to the command.
+    The path of the socket is appended to the command. `seconds_to_answer`: timeout of a request.
     """
     listener = ending.enter_context(socket.socket(socket.AF_UNIX))
     path = folder / f"{name}.socket"
@@ -271,7 +277,7 @@ def start_team(
             start_new_session=True,
         )
     ending.callback(_end, process)
-    team = Team(name, process, output)
+    team = Team(name, process, output, seconds_to_answer=seconds_to_answer)
     _gather(team, listener, num_ranks, ending)
     return team
 
@@ -299,7 +305,7 @@ def _gather(
                     f" {_SECONDS_TO_START:.0f} s:\n{team.printed()}"
                 ) from None
             continue
-        link.settimeout(_SECONDS_TO_ANSWER)
+        link.settimeout(team.seconds_to_answer)
         line = link.makefile("rw")
         # The file keeps the connection open.
         link.close()

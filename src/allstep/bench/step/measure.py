@@ -31,14 +31,15 @@ does not count; a last round, which does not count either, measures where the ti
 import contextlib
 import math
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from allstep import machine
-from allstep.bench.comm.measure import Team, start_team
+from allstep.bench.comm.measure import start_team
 from allstep.bench.result import Missing, absences
 from allstep.bench.step.result import ALONE, StepResult, StepRow, task_of
 from allstep.console import quantities
@@ -59,6 +60,9 @@ _FIRST_STEPS = 5
 # The same after these steps, when rounding differences have grown.
 _NEAR_LOSS = 0.1
 
+# Independent copies have the same weights in the first step only.
+NOT_TOGETHER: Mapping[str, int] = {ALONE: 1}
+
 Progress = Callable[[str], None]
 
 
@@ -74,7 +78,25 @@ class Seen:
     losses: list[float]
     seconds: list[float] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    cpu_shares: list[float] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=dict)
+
+
+class Turn(NamedTuple):
+    """Seconds on the slowest rank, and the mean CPU time of a rank where it is measured."""
+
+    seconds: float
+    cpu: float | None
+
+
+def _record(seen: Seen, turn: Turn, alone: Turn) -> None:
+    """Add a turn, with its ratios to that of the independent copies next to it."""
+    seen.seconds.append(turn.seconds)
+    seen.speeds.append(alone.seconds / turn.seconds)
+    if turn.cpu is not None and alone.cpu:
+        seen.cpu.append(turn.cpu)
+        seen.cpu_shares.append(turn.cpu / alone.cpu)
 
 
 def measure_step(
@@ -98,15 +120,20 @@ def measure_step(
         progress("starting")
         team = start_team("allstep run", command, num_ranks, folder, ending)
         rounds = StepRounds(team, num_ranks)
-        rounds.prepare()
-        progress("warming up")
-        rounds.warm_up()
-        for number in range(1, repetitions + 1):
-            progress(f"round {number} of {repetitions}")
-            rounds.take()
-        progress("watching")
-        rounds.watch()
+        run_rounds(rounds, repetitions, progress)
     return StepResult(model, num_ranks, batch, rounds.steps, rounds.rows(), rounds.absent())
+
+
+def run_rounds(rounds: "StepRounds", repetitions: int, progress: Progress) -> None:
+    """Prepare and measure all contenders."""
+    rounds.prepare()
+    progress("warming up")
+    rounds.warm_up()
+    for number in range(1, repetitions + 1):
+        progress(f"round {number} of {repetitions}")
+        rounds.take()
+    progress("watching")
+    rounds.watch()
 
 
 def _check_memory(model: str, num_ranks: int) -> None:
@@ -125,10 +152,31 @@ def round_of(rivals: Sequence[str]) -> list[tuple[str, ...]]:
     return [(first, ALONE, *second) for first, *second in pairs]
 
 
-class StepRounds:
-    """The measurements of all contenders of a team, round by round."""
+class Ranks(Protocol):
+    """Ranks that execute requests: a `Team`, or several of them."""
 
-    def __init__(self, team: Team, num_ranks: int) -> None:
+    names: list[str]
+
+    @abstractmethod
+    def request(self, message: dict[str, Any], /) -> list[dict[str, Any]]:
+        """Send a request and return the answers of the ranks."""
+
+
+class StepRounds:
+    """The measurements of all contenders of a team, round by round.
+
+    `apart`: contenders whose losses are their own, and for how many steps they are not. `exact`:
+    whether losses of all steps have to be the same on two ranks; otherwise those of the first ones.
+    """
+
+    def __init__(
+        self,
+        team: Ranks,
+        num_ranks: int,
+        apart: Mapping[str, int] = NOT_TOGETHER,
+        exact: bool = True,
+    ) -> None:
+        self._apart, self._exact = apart, exact
         self.steps = _LEAST_STEPS
         self._team = team
         self._num_ranks = num_ranks
@@ -146,22 +194,21 @@ class StepRounds:
 
     def warm_up(self) -> None:
         """Compute the number of steps of a turn, and run a round that does not count."""
-        seconds = self._train(ALONE)
+        seconds = self._train(ALONE).seconds
         self.steps = max(_LEAST_STEPS, math.ceil(_SECONDS_PER_TURN / seconds * _LEAST_STEPS))
         self.take()
         for seen in self._seen.values():
-            seen.seconds.clear()
-            seen.speeds.clear()
+            for figures in (seen.seconds, seen.speeds, seen.cpu, seen.cpu_shares):
+                figures.clear()
 
     def take(self) -> None:
         """Run one round."""
         self._turn += 1
         for neighbours in round_of(self._rivals):
-            seconds = {name: self._train(name) for name in neighbours}
+            turns = {name: self._train(name) for name in neighbours}
             for name in neighbours:
                 if seen := self._seen.get(name):
-                    seen.seconds.append(seconds[name])
-                    seen.speeds.append(seconds[ALONE] / seconds[name])
+                    _record(seen, turns[name], turns[ALONE])
         self._check_losses({name: self._seen[name].losses for name in self._rivals})
 
     def watch(self) -> None:
@@ -190,14 +237,21 @@ class StepRounds:
     def _check_losses(self, losses: Mapping[str, Sequence[float]]) -> None:
         if not self._rivals:
             raise StepFailed(f"no contender can be measured: {'; '.join(absences(self.absent()))}")
-        check_losses(losses, self._num_ranks)
+        together = {
+            name: each
+            for name, each in losses.items()
+            if name not in self._apart or len(each) <= self._apart[name]
+        }
+        check_losses(together, self._num_ranks if self._exact else math.inf)
 
-    def _train(self, name: str) -> float:
-        """Return the seconds of the slowest rank; infinite if the contender failed."""
+    def _train(self, name: str) -> Turn:
+        """Run a turn; its seconds are infinite if the contender failed."""
         answers = self._request(name, {"train": name, "turn": self._turn, "steps": self.steps})
-        if answers:
-            self._seen[name].losses += _means([answer["losses"] for answer in answers])
-        return max((answer["seconds"] for answer in answers), default=math.inf)
+        if not answers:
+            return Turn(math.inf, None)
+        self._seen[name].losses += _means([answer["losses"] for answer in answers])
+        cpu = [answer["cpu"] for answer in answers if "cpu" in answer]
+        return Turn(max(answer["seconds"] for answer in answers), fmean(cpu) if cpu else None)
 
     def _request(self, name: str, order: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the ranks' answers; none if the contender failed on a rank.
@@ -223,7 +277,7 @@ def _means(by_rank: Sequence[Sequence[float]]) -> list[float]:
     return [fmean(losses) for losses in zip(*by_rank, strict=True)]
 
 
-def check_losses(losses: Mapping[str, Sequence[float]], num_ranks: int) -> None:
+def check_losses(losses: Mapping[str, Sequence[float]], num_ranks: float) -> None:
     """Raise StepFailed unless all contenders have the same losses at each step."""
     (first, expected), *others = losses.items()
     for name, found in others:

@@ -64,7 +64,8 @@ class StepRow:
     means over the ranks. `nbytes` is the memory that a rank needs for it, with weights, gradients
     and optimizer; shared memory counts once for all ranks that share it, and memory that two
     contenders have in common (the engine of `allstep.torch`, some 20 MB) counts for the first of
-    them. `parts` are seconds per step.
+    them. `parts` are seconds per step. `cpu` of each turn is the mean over the ranks, `cpu_shares`
+    the same as a share of the independent copies'; both are empty if not measured.
     """
 
     name: str
@@ -73,6 +74,8 @@ class StepRow:
     losses: Sequence[float]
     nbytes: float
     parts: Mapping[str, float]
+    cpu: Sequence[float] = ()
+    cpu_shares: Sequence[float] = ()
 
     @property
     def speed(self) -> float:
