@@ -20,6 +20,8 @@ def start() -> tuple[Any, Any, int, int]:
 
     import allstep.tensorflow as hvd
 
+    with pytest.raises(ValueError, match=r"call hvd\.init\(\) first"):
+        hvd.allreduce(tf.ones(1))
     hvd.init()
     return tf, hvd, hvd.rank(), hvd.size()
 

@@ -138,7 +138,7 @@ class Reduction:
         """Add the gradients of a pass to those of the passes before it."""
         if not self._sums:
             self._sums = [None] * len(arrays)
-        for number, array in enumerate(_all_dense(arrays)):
+        for number, array in enumerate(self._all_dense(arrays)):
             total = self._sums[number]
             if array is None:
                 continue
@@ -149,7 +149,7 @@ class Reduction:
 
     def _accumulated(self, arrays: list[Array]) -> list[Array]:
         """Return the gradients of all passes, in the memory of the last ones where allowed."""
-        last = _all_dense(arrays)
+        last = self._all_dense(arrays)
         if not self.in_place:
             self._accumulate(arrays)
         results: list[Array] = []
@@ -162,6 +162,20 @@ class Reduction:
         # The results may still be used when the next pass begins.
         self._sums = []
         return results
+
+    def _all_dense(self, arrays: Sequence[Array]) -> list[Tensor | None]:
+        """Return the arrays; raise ValueError if one is sparse."""
+        dense = [array for array in arrays if not isinstance(array, Sparse)]
+        if len(dense) < len(arrays):
+            assert self._specs is not None
+            pairs = zip(self._specs, arrays, strict=True)
+            found = [spec.name for spec, array in pairs if isinstance(array, Sparse)]
+            raise ValueError(
+                f"the gradients of {', '.join(found)} are IndexedSlices, which cannot be"
+                f" accumulated over backward_passes_per_step={self.settings.passes}: give"
+                " DistributedOptimizer sparse_as_dense=True"
+            )
+        return dense
 
     def _scale_local(self, arrays: list[Array]) -> None:
         """Divide the gradients of local variables by the number of ranks, as if reduced."""
@@ -210,13 +224,3 @@ class Reduction:
         for position, (number, _) in enumerate(sparse):
             values, indices = results[2 * position : 2 * position + 2]
             arrays[number] = Sparse(values / factor, indices)
-
-
-def _all_dense(arrays: Sequence[Array]) -> list[Tensor | None]:
-    """Return the arrays; raise ValueError if one is sparse."""
-    if any(isinstance(array, Sparse) for array in arrays):
-        raise ValueError(
-            "IndexedSlices cannot be accumulated over backward_passes_per_step: give"
-            " DistributedOptimizer sparse_as_dense=True"
-        )
-    return [array for array in arrays if not isinstance(array, Sparse)]

@@ -33,6 +33,13 @@ Failures are TensorFlow's errors: `allstep.tensorflow.tf_errors` has the table.
 from collections.abc import Sequence
 from typing import Any
 
+from allstep.hvd.frameworks import missing as _missing
+
+try:
+    import tensorflow as _tensorflow  # noqa: F401
+except ModuleNotFoundError as error:
+    raise _missing(__name__, error) from error
+
 from allstep.hvd.basics import (
     ccl_built,
     cross_rank,
