@@ -103,6 +103,42 @@ def test_a_lost_rank_is_horovods_error_with_the_cause(ranks: Ranks) -> None:
     assert [outcome.exit_code for outcome in outcomes] == [0, -9]
 
 
+@pytest.mark.parametrize("dies_in", ["engine", "agreement", "memory"])
+def test_a_rank_lost_before_the_first_step_is_noticed_at_once(ranks: Ranks, dies_in: str) -> None:
+    """A rank that waits for another one in the store must not wait for the start timeout."""
+
+    def work() -> float:
+        import os
+        import time
+
+        import allstep.torch as hvd
+        from allstep.errors import PeerLost
+        from allstep.hvd.exceptions import HorovodInternalError
+        from allstep.hvd.gradient_list import GradientList
+        from allstep.parallel.exchange import array_list
+
+        hvd.init()
+        if dies_in != "engine":
+            GradientList(LIKE).reduce([torch.ones(4), None])
+        made = GradientList(LIKE)
+        if hvd.rank() == 1:
+            time.sleep(1)
+            if dies_in != "memory":
+                os._exit(9)
+            array_list.make_pack = lambda *_: os._exit(9)
+        began = time.monotonic()
+        with pytest.raises(HorovodInternalError) as caught:
+            made.reduce([torch.ones(4), None])
+        if dies_in != "engine":
+            assert isinstance(caught.value.__cause__, PeerLost), caught.value.__cause__
+        assert "lost rank 1 (process exited)" in str(caught.value)
+        return time.monotonic() - began
+
+    first, second = ranks.outcomes(2, work)
+    assert (first.exit_code, second.exit_code) == (0, 9), first.output
+    assert first.result < 5
+
+
 def test_equal_names_are_different_arrays_and_results_are_aligned(ranks: Ranks) -> None:
     def work() -> None:
         import allstep.torch as hvd

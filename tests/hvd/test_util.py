@@ -1,6 +1,7 @@
 """The helpers of horovod.common.util."""
 
 import os
+import subprocess
 import sys
 from importlib import metadata
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from allstep.hvd import frameworks, util
+from support.ranks import clean_environment
 
 
 class Ops:
@@ -145,6 +147,41 @@ def test_frameworks_are_found_without_an_import() -> None:
     assert missing.version is None
     with pytest.raises(ImportError, match="x needs None, which is not installed: pip install none"):
         frameworks.require("x", known, missing)
+
+
+IMPORT = """
+import importlib, sys
+front_end, *missing = sys.argv[1:]
+for name in missing:
+    sys.modules[name] = None
+try:
+    hvd = importlib.import_module(front_end)
+    hvd.init()
+    import keras
+    hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.usefixtures("peers")
+@pytest.mark.parametrize(
+    ("backend", "names", "expected"),
+    [
+        ("", ["allstep.tensorflow", "tensorflow"], "TensorFlow, which is not installed: pip"),
+        ("torch", ["allstep.keras", "keras"], "Keras, which is not installed: pip install keras"),
+        ("tensorflow", ["allstep.keras", "tensorflow"], "TensorFlow, which is not installed: pip"),
+        ("numpy", ["allstep.keras"], "the Keras backend 'numpy' cannot train: set KERAS_BACKEND"),
+    ],
+)
+def test_a_missing_framework_or_another_backend(
+    backend: str, names: list[str], expected: str
+) -> None:
+    """A front-end names what to install or to set, also without Horovod's name."""
+    env = clean_environment() | {"KERAS_BACKEND": backend}
+    command = [sys.executable, "-c", IMPORT, *names]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert expected in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_average_or_op() -> None:

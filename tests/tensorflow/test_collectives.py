@@ -20,6 +20,8 @@ def start() -> tuple[Any, Any, int, int]:
 
     import allstep.tensorflow as hvd
 
+    with pytest.raises(ValueError, match=r"call hvd\.init\(\) first"):
+        hvd.allreduce(tf.ones(1))
     hvd.init()
     return tf, hvd, hvd.rank(), hvd.size()
 
@@ -204,8 +206,19 @@ def test_collectives_of_two_ranks_are_those_of_numpy(ranks: Ranks) -> None:
     ranks(2, collect, timeout=170)
 
 
+def check_wrapping(is_wrapped: bool) -> None:
+    """Sessions change with hvd.init(), not with an import."""
+    from tensorflow.python.client.session import BaseSession
+
+    import allstep.tensorflow  # noqa: F401
+
+    assert hasattr(BaseSession.__init__, "_allstep") == is_wrapped
+
+
 def slices() -> None:
+    check_wrapping(False)
     tf, hvd, rank, size = start()
+    check_wrapping(True)
 
     def sparse(values: Any) -> list[Any]:
         given = tf.IndexedSlices(values, tf.constant([rank, 3]), tf.constant([5, 3]))

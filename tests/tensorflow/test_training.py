@@ -287,6 +287,10 @@ def check_optimizer_details(tf: Any, hvd: Any, rank: int) -> None:
     optimizer.minimize(lambda: (rank + 1.0) * (tf.reduce_sum(variable) + own[0]))
     assert variable.numpy().tolist() == [0.25, 1.25]
     assert own.numpy().tolist() == [1 - 0.25 * (rank + 1)]
+    with pytest.raises(ValueError, match=r"DistributedGradientDescentOptimizer is .* once"):
+        hvd.DistributedOptimizer(optimizer)
+    with pytest.raises(ValueError, match=r"call hvd.DistributedGradientTape once"):
+        hvd.DistributedGradientTape(hvd.DistributedGradientTape(tf.GradientTape()))
     with pytest.raises(ValueError, match="backward_passes_per_step=2"):
         hvd.DistributedOptimizer(v1.train.AdamOptimizer(), backward_passes_per_step=2)
     with pytest.raises(ValueError, match="average_aggregated_gradients"):

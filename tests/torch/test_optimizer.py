@@ -316,13 +316,18 @@ def test_wrong_arguments(ranks: Ranks) -> None:
     def work() -> None:
         import allstep.torch as hvd
 
-        hvd.init()
         net = model()
+        with pytest.raises(ValueError, match=r"call hvd\.init\(\) first"):
+            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1))
+        hvd.init()
         names = list(net.named_parameters())
 
         def make(named: Any = names, **options: Any) -> None:
             hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), named, **options)
 
+        once = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), names)
+        with pytest.raises(ValueError, match=r"SGD is a distributed optimizer already: .* once"):
+            hvd.DistributedOptimizer(once, names)
         with pytest.raises(ValueError, match="sequence of tuples"):
             make(list(net.parameters()))
         with pytest.raises(ValueError, match=r"duplicate names: 1\.weight"):

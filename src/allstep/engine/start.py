@@ -12,7 +12,7 @@ from allstep import machine
 from allstep.comm.group.init import session
 from allstep.comm.group.joined import Joined
 from allstep.comm.join.launcher_store import collect
-from allstep.comm.memory.segment import share
+from allstep.comm.memory.segment import CannotShare, share
 from allstep.comm.memory.wait_flags import spins_for
 from allstep.engine.board.board import Board
 from allstep.engine.board.shared_board import SharedBoard, board_bytes
@@ -21,7 +21,6 @@ from allstep.engine.engine import Engine, check_ranks
 from allstep.engine.executor import Executor
 from allstep.engine.hooks import Hooks
 from allstep.engine.settings import read_settings
-from allstep.errors import CommError
 
 
 class _EngineState:
@@ -163,6 +162,6 @@ def _make_board(joined: Joined, store: Store) -> Board:
     try:
         segment = share(store, world.rank, world.size, nbytes, joined.limits.start)
     # Raised on all ranks.
-    except CommError:
+    except CannotShare:
         return connect(store, world.rank, world.size, joined.limits, joined.neighbours)
     return SharedBoard(segment.view, world.rank, [card["pid"] for card in cards], spins)

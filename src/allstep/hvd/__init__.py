@@ -14,7 +14,6 @@ rest; the objects are the same in all of them, as Horovod's are in `horovod.comm
 | `place` | the running engine; rank(), size() and related calls |
 | `process_sets` | ProcessSet, global_process_set, add_process_set, remove_process_set |
 | `timeline` | start_timeline, stop_timeline |
-| `framework_threads` | the worker's share of cores for TensorFlow, XLA and MXNet |
 | `frameworks` | which frameworks are installed |
 | `basics` | init(), shutdown(), what is built and enabled |
 | `elastic` | State, ObjectState, run_fn, notification_manager |

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from allstep import engine
-from allstep.hvd import attached, framework_threads, timeline, util
+from allstep import engine, framework_threads
+from allstep.hvd import attached, timeline, util
 from allstep.hvd import process_sets as sets
 from allstep.hvd.place import (
     cross_rank,

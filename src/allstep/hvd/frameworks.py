@@ -67,12 +67,26 @@ def versions() -> dict[str, str | None]:
     return {framework.name: framework.version for framework in ALL}
 
 
+def missing(module: str, error: ModuleNotFoundError) -> ImportError:
+    """Return the error for a front-end whose framework could not be imported.
+
+    `module`: the front-end. `error`: Python's, which names the module that it did not find.
+    """
+    for framework in ALL:
+        if (error.name or "").partition(".")[0] == framework.module:
+            return _not_installed(module, framework)
+    return ImportError(f"{module}: {error}", name=error.name)
+
+
+def _not_installed(module: str, framework: Framework) -> ImportError:
+    return ImportError(
+        f"{module} needs {framework.name}, which is not installed: pip install {framework.install}",
+        name=framework.module,
+    )
+
+
 def require(module: str, *frameworks: Framework) -> None:
     """Raise ImportError if `module` needs one of these frameworks and it is not installed."""
     for framework in frameworks:
         if not is_importable(framework.module):
-            raise ImportError(
-                f"{module} needs {framework.name}, which is not installed:"
-                f" pip install {framework.install}",
-                name=framework.module,
-            )
+            raise _not_installed(module, framework)

@@ -8,12 +8,13 @@ It works with Keras 3 on TensorFlow, torch and JAX; `KERAS_BACKEND` selects the 
 plain Keras. Names, arguments and results are Horovod's; `docs/horovod.md` lists the differences.
 """
 
+from allstep.hvd.frameworks import missing as _missing
+
 try:
     import keras as _keras  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ImportError(
-        "allstep.keras needs Keras 3 and one of its backends: pip install keras", name=error.name
-    ) from error
+    # Keras itself, or its backend: TensorFlow unless KERAS_BACKEND names another one.
+    raise _missing(__name__, error) from error
 
 from allstep.hvd.basics import (
     ccl_built,

@@ -21,8 +21,6 @@ from allstep.hvd.handles import perform_group
 from allstep.hvd.process_sets import ProcessSet
 from allstep.hvd.requests import Average, gathering
 
-# A tensor that starts at a multiple of this many bytes can be used by every kernel of TensorFlow.
-ALIGNMENT = 64
 # Numbers of the reductions of this process, the same on all ranks.
 _numbers = count()
 
@@ -49,12 +47,6 @@ class Spec(NamedTuple):
     dtype: torch.dtype
     is_local: bool
 
-    @property
-    def is_aligned(self) -> bool:
-        """Whether the next tensor in a buffer is aligned if this one is."""
-        nbytes = torch.Size(self.shape).numel() * self.dtype.itemsize
-        return nbytes % ALIGNMENT == 0
-
 
 class Sparse(NamedTuple):
     """A gradient of some rows of a variable: TensorFlow's IndexedSlices."""
@@ -77,7 +69,7 @@ class Reduction:
         self._error: tuple[BaseException, BaseException | None] | None = None
         self._specs: tuple[Spec, ...] | None = None
         self._list: GradientList | None = None
-        self._order: list[int] = []
+        self._shared: list[int] = []
         self._sums: list[Tensor | None] = []
 
     def prepare(self, specs: tuple[Spec, ...]) -> None:
@@ -85,14 +77,12 @@ class Reduction:
         if specs == self._specs:
             return
         self._specs = specs
-        shared = [number for number, spec in enumerate(specs) if not spec.is_local]
-        # Aligned ones first, so that their results in a common buffer stay aligned.
-        self._order = sorted(shared, key=lambda number: not specs[number].is_aligned)
+        self._shared = [number for number, spec in enumerate(specs) if not spec.is_local]
         self._list = (
             GradientList(
                 [
                     (specs[n].name, torch.zeros((), dtype=specs[n].dtype).expand(specs[n].shape))
-                    for n in self._order
+                    for n in self._shared
                 ],
                 op=self.settings.op,
                 process_set=self.settings.process_set,
@@ -100,7 +90,7 @@ class Reduction:
                 compress=self.settings.compress,
                 decompress=self.settings.decompress,
             )
-            if shared
+            if self._shared
             else None
         )
         self.counter, self._sums = 0, []
@@ -148,7 +138,7 @@ class Reduction:
         """Add the gradients of a pass to those of the passes before it."""
         if not self._sums:
             self._sums = [None] * len(arrays)
-        for number, array in enumerate(_all_dense(arrays)):
+        for number, array in enumerate(self._all_dense(arrays)):
             total = self._sums[number]
             if array is None:
                 continue
@@ -159,7 +149,7 @@ class Reduction:
 
     def _accumulated(self, arrays: list[Array]) -> list[Array]:
         """Return the gradients of all passes, in the memory of the last ones where allowed."""
-        last = _all_dense(arrays)
+        last = self._all_dense(arrays)
         if not self.in_place:
             self._accumulate(arrays)
         results: list[Array] = []
@@ -172,6 +162,20 @@ class Reduction:
         # The results may still be used when the next pass begins.
         self._sums = []
         return results
+
+    def _all_dense(self, arrays: Sequence[Array]) -> list[Tensor | None]:
+        """Return the arrays; raise ValueError if one is sparse."""
+        dense = [array for array in arrays if not isinstance(array, Sparse)]
+        if len(dense) < len(arrays):
+            assert self._specs is not None
+            pairs = zip(self._specs, arrays, strict=True)
+            found = [spec.name for spec, array in pairs if isinstance(array, Sparse)]
+            raise ValueError(
+                f"the gradients of {', '.join(found)} are IndexedSlices, which cannot be"
+                f" accumulated over backward_passes_per_step={self.settings.passes}: give"
+                " DistributedOptimizer sparse_as_dense=True"
+            )
+        return dense
 
     def _scale_local(self, arrays: list[Array]) -> None:
         """Divide the gradients of local variables by the number of ranks, as if reduced."""
@@ -191,10 +195,10 @@ class Reduction:
     def _reduce_dense(self, arrays: list[Array]) -> None:
         if self._list is None:
             return
-        given = [arrays[number] for number in self._order]
+        given = [arrays[number] for number in self._shared]
         dense = [None if isinstance(array, Sparse) else array for array in given]
         results = self._list.reduce(dense)
-        for number, result in zip(self._order, results, strict=True):
+        for number, result in zip(self._shared, results, strict=True):
             if not isinstance(arrays[number], Sparse):
                 arrays[number] = result
 
@@ -220,13 +224,3 @@ class Reduction:
         for position, (number, _) in enumerate(sparse):
             values, indices = results[2 * position : 2 * position + 2]
             arrays[number] = Sparse(values / factor, indices)
-
-
-def _all_dense(arrays: Sequence[Array]) -> list[Tensor | None]:
-    """Return the arrays; raise ValueError if one is sparse."""
-    if any(isinstance(array, Sparse) for array in arrays):
-        raise ValueError(
-            "IndexedSlices cannot be accumulated over backward_passes_per_step: give"
-            " DistributedOptimizer sparse_as_dense=True"
-        )
-    return [array for array in arrays if not isinstance(array, Sparse)]

@@ -82,6 +82,8 @@ def DistributedOptimizer(  # noqa: N802
     An optimizer that has state keeps it.
     """
     running()
+    # Raises for a backend of Keras that cannot train.
+    bridge()
     _check_optimizer(optimizer)
     check_groups(num_groups, groups)
     settings = Settings(

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from allstep.engine import Op
 from allstep.hvd.requests import Average, Sum
 from allstep.torch.compression import Compression
 
@@ -13,11 +14,16 @@ def checked_op(op: int, predivide: float) -> int:
     """Return the reduction; raise ValueError if a Keras optimizer cannot use it."""
     if op not in (Average, Sum):
         raise ValueError(
-            f"op={op!r} is not supported by a Keras optimizer: use hvd.Average or hvd.Sum"
+            f"op={_op_name(op)} is not supported by a Keras optimizer: use hvd.Average or hvd.Sum"
         )
     if predivide != 1.0 and op != Average:
         raise ValueError(f"gradient_predivide_factor={predivide} needs op=hvd.Average")
     return op
+
+
+def _op_name(op: Any) -> str:
+    """Return a reduction as a script writes it; other values as they are."""
+    return f"hvd.{Op(op).name.capitalize()}" if op in list(Op) else repr(op)
 
 
 def checked_passes(passes: int) -> int:

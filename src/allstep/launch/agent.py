@@ -32,7 +32,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from allstep import machine, wire
+from allstep import framework_threads, machine, wire
 from allstep.launch import horovod
 from allstep.launch.link import FULL, Link
 from allstep.launch.messages import (
@@ -214,9 +214,6 @@ class Agent:
         bin_folder = str(Path(sys.executable).parent)
         env["PATH"] = os.pathsep.join([bin_folder, env.get("PATH", os.defpath)])
         env.update(machine.thread_variables(env, len(message.workers)))
-        # A worker imports this module, too, and training needs no `hvd`.
-        from allstep.hvd import framework_threads
-
         env.update(framework_threads.of_worker(env))
         store = self._reach_store(message)
         env["ALLSTEP_STORE"] = wire.format_addresses([store])

@@ -30,7 +30,15 @@ The operations share these arguments:
 Failures are TensorFlow's errors: `allstep.tensorflow.tf_errors` has the table.
 """
 
+from collections.abc import Sequence
 from typing import Any
+
+from allstep.hvd.frameworks import missing as _missing
+
+try:
+    import tensorflow as _tensorflow  # noqa: F401
+except ModuleNotFoundError as error:
+    raise _missing(__name__, error) from error
 
 from allstep.hvd.basics import (
     ccl_built,
@@ -40,7 +48,6 @@ from allstep.hvd.basics import (
     ddl_built,
     gloo_built,
     gloo_enabled,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -56,6 +63,7 @@ from allstep.hvd.basics import (
     start_timeline,
     stop_timeline,
 )
+from allstep.hvd.basics import init as _init
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.process_sets import (
     ProcessSet,
@@ -106,7 +114,15 @@ from allstep.tensorflow.sparse_and_dense import (
 from allstep.tensorflow.sync_batch_norm import sync_batch_normalization as _make_batch_norm
 from allstep.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 
-_provide_threads()
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Connect to the other ranks and start the engine; a second call changes nothing.
+
+    The arguments are those of `allstep.torch.init`. Sessions that are made from now on have threads
+    for their collectives.
+    """
+    _init(comm, process_sets)
+    _provide_threads()
 
 
 def __getattr__(name: str) -> Any:

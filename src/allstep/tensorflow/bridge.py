@@ -6,7 +6,7 @@ to_tensorflow  hands our memory over: do not write to it afterwards.
 ```
 
 DLPack does not take bool, uint16 and empty tensors in every version of TensorFlow; numpy does.
-TensorFlow ends the process when a kernel reads memory that is not aligned to 64 bytes, so such a
+TensorFlow ends the process when a kernel reads memory that is not aligned (`ALIGNMENT`), so such a
 tensor is copied.
 """
 
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-ALIGNMENT = 64
-"""Bytes. TensorFlow's kernels expect a tensor to start at a multiple of it."""
+from allstep.parallel.exchange.array_list import ALIGNMENT
 
 _BY_NUMPY = (torch.bool, torch.uint16)
 _DTYPES: dict[Any, torch.dtype] = {

@@ -22,6 +22,7 @@ import tensorflow as tf
 from torch import Tensor
 
 from allstep.tensorflow.bridge import to_tensorflow, to_torch
+from allstep.tensorflow.sessions import provide_threads
 from allstep.tensorflow.tf_errors import eager_errors, graph_errors
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,6 +90,7 @@ def _converted(work: Work, tensors: Sequence[Any], name: str) -> list[Any]:
 def _in_graph(
     work: Work, tensors: Sequence[Any], results: Sequence[Spec], called: Called
 ) -> list[Any]:
+    provide_threads()
     name = ""
 
     def call(*values: Any) -> list[Any]:

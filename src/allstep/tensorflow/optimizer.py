@@ -66,6 +66,11 @@ def DistributedOptimizer(  # noqa: N802
         )
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _of_keras(optimizer, options)
+    if isinstance(optimizer, (_DistributedOptimizer, DeltaOptimizer)):
+        raise ValueError(
+            f"{optimizer.get_name()} is a distributed optimizer already: call"
+            " hvd.DistributedOptimizer once"
+        )
     check_groups(groups, num_groups)
     reduction = Reduction(
         op,

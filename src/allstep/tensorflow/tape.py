@@ -47,6 +47,11 @@ def DistributedGradientTape(  # noqa: N802
     """
     check_groups(groups, num_groups)
     kind = type(gradtape)
+    if isinstance(gradtape, _DistributedGradientTape):
+        raise ValueError(
+            f"this {kind.__name__} is a distributed tape already: call"
+            " hvd.DistributedGradientTape once"
+        )
     made: Any = type(kind.__name__, (_DistributedGradientTape, kind), {})
     tape = made.__new__(made)
     tape.__dict__.update(gradtape.__dict__)

@@ -96,6 +96,11 @@ def DistributedOptimizer(  # noqa: N802
     - `share_weights`: keep one copy of the weights for all ranks of a host; each rank updates a
       slice of them (see `parallel.updates`). Then only the optimizer may change weights.
     """
+    if isinstance(optimizer, Distributed):
+        raise ValueError(
+            f"{type(optimizer).__name__} is a distributed optimizer already: call"
+            " hvd.DistributedOptimizer once"
+        )
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError(
             f"gradient_predivide_factor={gradient_predivide_factor} needs op=hvd.Average"

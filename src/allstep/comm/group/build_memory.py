@@ -28,12 +28,12 @@ from allstep.comm.group.within_host import SharedMemoryTransport
 from allstep.comm.health.guard import Guard
 from allstep.comm.join.launcher_store import collect
 from allstep.comm.memory.arena import TEXT_BYTES, Arena, block_bytes, segment_bytes
-from allstep.comm.memory.segment import Segment, parts, share
+from allstep.comm.memory.segment import CannotShare, Segment, parts, share
 from allstep.comm.memory.wait_flags import Flags, control_bytes, spins_for
 from allstep.comm.network.algorithms import VARIABLE, wanted_algorithm
 from allstep.comm.network.guarded_gloo import connected
 from allstep.comm.network.lane import Lane
-from allstep.errors import CommError, ConfigError, WorldError
+from allstep.errors import ConfigError, WorldError
 from allstep.limits import read_limits
 from allstep.process.liveness import namespace
 from allstep.world import World, node_of
@@ -129,8 +129,9 @@ def _make_arena(
     else:
         try:
             own_store = PrefixStore(f"segment/{layout.host}", store)
-            segment = share(own_store, rank, size, segment_bytes(size, pool), start)
-        except CommError:
+            check = guard.check_for("shared memory of a group")
+            segment = share(own_store, rank, size, segment_bytes(size, pool), start, check)
+        except CannotShare:
             return None
     control, texts, *pools = parts(segment, control_bytes(size), size * TEXT_BYTES, *[pool] * size)
     num_cores = len(set().union(*(card["cores"] for card in ours)))

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.group.within_host import SharedMemoryTransport
-from allstep.comm.memory.segment import parts, rounded, share
+from allstep.comm.memory.segment import CannotShare, parts, rounded, share
 from allstep.errors import CommError
 from allstep.limits import read_limits
 
@@ -35,23 +35,26 @@ def shared_empty(
     """
     size = torch.Size([shape] if isinstance(shape, int) else shape)
     chosen = group if group is not None else dist.distributed_c10d._get_default_group()
-    local = chosen.local if isinstance(chosen, AllstepGroup) else None
-    if not isinstance(local, SharedMemoryTransport) or local.arena.size == 1 or not size.numel():
+    if not isinstance(chosen, AllstepGroup) or not size.numel():
+        return torch.empty(size, dtype=dtype)
+    local = chosen.local
+    if not isinstance(local, SharedMemoryTransport) or local.arena.size == 1:
         return torch.empty(size, dtype=dtype)
     return _in_segment(chosen, local, size, dtype)
 
 
 def _in_segment(
-    group: dist.ProcessGroup, local: SharedMemoryTransport, shape: torch.Size, dtype: torch.dtype
+    group: AllstepGroup, local: SharedMemoryTransport, shape: torch.Size, dtype: torch.dtype
 ) -> Tensor:
     nbytes = shape.numel() * dtype.itemsize
     rank, size = local.arena.rank, local.arena.size
     store = PrefixStore(
         f"shared/{local.plans.num_blocks}/{local.layout.host}", group.get_group_store()
     )
+    seconds, check = read_limits().start, group.guard.check_for("shared_empty")
     try:
-        segment = share(store, rank, size, size * rounded(nbytes), read_limits().start)
-    except CommError as error:
+        segment = share(store, rank, size, size * rounded(nbytes), seconds, check)
+    except CannotShare as error:
         raise CommError(
             f"shared_empty({list(shape)}, {dtype}): {nbytes} bytes on each of {size} ranks: {error}"
         ) from error

@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from torch._C._distributed_c10d import Store
@@ -159,6 +160,13 @@ class Guard:
             self._check_channels()
             self._lost_process(lost)
         self.check(operation)
+
+    def check_for(self, what: str) -> Callable[[], None]:
+        """Return a function for a wait that begins now: it raises the failure of the group.
+
+        `what`: the description of the wait in the error.
+        """
+        return partial(self.check_while_waiting, Operation(what))
 
     def _lost_process(self, rank: int) -> None:
         """Fail because a rank's process has ended, unless its record shows that it left before."""

@@ -4,12 +4,17 @@ torch calls a Python store from C++ under two names in camel case; both spelling
 passes the exception itself on, so a key that does not arrive raises torch's own `DistStoreError`.
 """
 
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import wire
+
+# Seconds between two checks of a wait that may be ended.
+_CHECK_SECONDS = 0.5
 
 
 class WireStore(Store):
@@ -97,16 +102,40 @@ def root_of(store: Store) -> Store:
 
 
 def collect(
-    store: Store, prefix: str, rank: int, size: int, value: str, seconds: float
+    store: Store,
+    prefix: str,
+    rank: int,
+    size: int,
+    value: str,
+    seconds: float,
+    check: Callable[[], None] | None = None,
 ) -> list[str]:
     """Write our value under `prefix` and our rank; return the values of all ranks, by rank.
 
-    Raises torch's error if a rank has not written within `seconds`.
+    Raises torch's error if a rank has not written within `seconds`. `check`: see `wait_for`.
     """
     keys = [f"{prefix}/{other}" for other in range(size)]
     store.set(keys[rank], value)
-    store.wait(keys, timedelta(seconds=seconds))
+    wait_for(store, keys, seconds, check)
     return [store.get(key).decode() for key in keys]
+
+
+def wait_for(
+    store: Store, keys: Sequence[str], seconds: float, check: Callable[[], None] | None = None
+) -> None:
+    """Wait until the store has all keys; raise torch's error after `seconds`.
+
+    `check`: called twice a second; what it raises ends the wait. A group's guard has one that
+    raises when a rank is lost, which will never write its key.
+    """
+    end = time.monotonic() + seconds
+    while check is not None and (left := end - time.monotonic()) > _CHECK_SECONDS:
+        check()
+        try:
+            return store.wait(list(keys), timedelta(seconds=min(left, _CHECK_SECONDS)))
+        except dist.DistStoreError:
+            continue
+    return store.wait(list(keys), timedelta(seconds=max(0.0, end - time.monotonic())))
 
 
 def _bytes(value: str | bytes | bytearray) -> bytes:

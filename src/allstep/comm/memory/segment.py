@@ -27,13 +27,12 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 from torch._C._distributed_c10d import Store
 
 from allstep import machine
-from allstep.comm.join.launcher_store import collect
+from allstep.comm.join.launcher_store import collect, wait_for
 from allstep.errors import CommError
 from allstep.files.lock import try_lock
 
@@ -52,21 +51,30 @@ class Segment:
     nbytes: int
 
 
-def share(store: Store, rank: int, size: int, nbytes: int, seconds: float) -> Segment:
+class CannotShare(CommError):
+    """The ranks of a host cannot map the same memory."""
+
+
+_Check = Callable[[], None] | None
+
+
+def share(
+    store: Store, rank: int, size: int, nbytes: int, seconds: float, check: _Check = None
+) -> Segment:
     """Return a segment of `nbytes` that all `size` ranks of `store` have mapped.
 
-    All ranks call it together; `seconds` limits the wait for each other. Raises CommError on all
-    ranks if any of them cannot map it by either method.
+    All ranks call it together; `seconds` limits the wait for each other, and `check` may end it
+    (see `wait_for`). Raises CannotShare on all ranks if any of them cannot map it by either method.
     """
     reasons = []
     for name, make in (("memfd", _make_memfd), ("shm", _make_file)):
         with contextlib.ExitStack() as cleaning:
-            segment, reason = _try(store, name, rank, nbytes, seconds, make, cleaning)
-            reason = _first_reason(store, name, rank, size, reason, seconds)
+            segment, reason = _try(store, name, rank, nbytes, seconds, check, make, cleaning)
+            reason = _first_reason(store, name, rank, size, reason, seconds, check)
             if segment is not None and not reason:
                 return segment
             reasons.append(f"{name}: {reason}")
-    raise CommError(f"the ranks cannot share memory ({'; '.join(reasons)})", rank=rank)
+    raise CannotShare(f"the ranks cannot share memory ({'; '.join(reasons)})", rank=rank)
 
 
 _Make = Callable[[int, str, contextlib.ExitStack], tuple[int, str]]
@@ -78,6 +86,7 @@ def _try(
     rank: int,
     nbytes: int,
     seconds: float,
+    check: _Check,
     make: _Make,
     cleaning: contextlib.ExitStack,
 ) -> tuple[Segment | None, str]:
@@ -93,7 +102,7 @@ def _try(
             segment = _map(fd, nbytes, nonce, is_maker=True)
             store.set(f"{name}/card", json.dumps({"path": path, "nonce": nonce}))
             return segment, ""
-        store.wait([f"{name}/card"], timedelta(seconds=seconds))
+        wait_for(store, [f"{name}/card"], seconds, check)
         card = json.loads(store.get(f"{name}/card"))
         if "error" in card:
             return None, card["error"]
@@ -102,9 +111,11 @@ def _try(
         return None, str(error)
 
 
-def _first_reason(store: Store, name: str, rank: int, size: int, mine: str, seconds: float) -> str:
+def _first_reason(
+    store: Store, name: str, rank: int, size: int, mine: str, seconds: float, check: _Check
+) -> str:
     """Return why some rank could not map it, the same on all ranks; empty if all could."""
-    answers = collect(store, f"{name}/mapped", rank, size, mine or "yes", seconds)
+    answers = collect(store, f"{name}/mapped", rank, size, mine or "yes", seconds, check)
     return next(
         (f"rank {other}: {answer}" for other, answer in enumerate(answers) if answer != "yes"), ""
     )

@@ -10,15 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-import torch
 from torch import Tensor
 
-from allstep.keras.gradient_reduction import ALIGNMENT, Array, Reduction, Sparse
+from allstep.keras.gradient_reduction import Array, Reduction, Sparse
+from allstep.tensorflow.bridge import to_tensorflow, to_torch
 
 IN_PLACE = False
-
-_from_dlpack: Any = torch.utils.dlpack.from_dlpack
-_to_dlpack: Any = torch._C._to_dlpack
 
 
 def reduce(
@@ -60,8 +57,8 @@ def _dense(grad: Any) -> Any:
 
 def _reduce_now(reduction: Reduction, grads: Sequence[Any]) -> tuple[bool, list[Any]]:
     parts = [part for grad in grads for part in _parts(grad)]
-    updates, arrays = reduction.step(_arrays(grads, [_view(part) for part in parts]))
-    tensors = iter([_tensor(part) for array in arrays for part in _array_parts(array)])
+    updates, arrays = reduction.step(_arrays(grads, [to_torch(part) for part in parts]))
+    tensors = iter([to_tensorflow(part) for array in arrays for part in _array_parts(array)])
     return updates, [
         _with_parts(_kind(array), grad, tensors) for array, grad in zip(arrays, grads, strict=True)
     ]
@@ -72,9 +69,9 @@ def _reduce_in_graph(reduction: Reduction, grads: Sequence[Any]) -> tuple[Any, l
     parts = [part for grad in grads for part in _parts(grad)]
 
     def run(*tensors: Any) -> list[Any]:
-        updates, arrays = reduction.step(_arrays(grads, [_view(each) for each in tensors]))
+        updates, arrays = reduction.step(_arrays(grads, [to_torch(each) for each in tensors]))
         present = [array for array, grad in zip(arrays, grads, strict=True) if grad is not None]
-        results = [_tensor(part) for array in present for part in _array_parts(array)]
+        results = [to_tensorflow(part) for array in present for part in _array_parts(array)]
         return [updates, *results]
 
     updates, *results = tf.py_function(run, parts, [tf.bool, *(part.dtype for part in parts)])
@@ -129,19 +126,3 @@ def _with_parts(kind: type | None, grad: Any, tensors: Any) -> Any:
     if kind is not Sparse:
         return first
     return tf.IndexedSlices(first, next(tensors), grad.dense_shape)
-
-
-# DLPack
-
-
-def _view(tensor: Any) -> Tensor:
-    """Return TensorFlow's memory as a torch tensor, which is only read."""
-    view: Tensor = _from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
-    return view
-
-
-def _tensor(array: Tensor) -> Any:
-    """Return our memory as a tensor of TensorFlow, whose kernels expect aligned memory."""
-    if array.data_ptr() % ALIGNMENT or not array.is_contiguous():
-        array = array.clone(memory_format=torch.contiguous_format)
-    return tf.experimental.dlpack.from_dlpack(_to_dlpack(array))

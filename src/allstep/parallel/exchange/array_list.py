@@ -35,8 +35,8 @@ from allstep.parallel.exchange.parameter_order import Named
 
 # A framework that keeps the results of more steps gets memory that is not kept.
 _MAX_BUFFERS = 8
-# In bytes. TensorFlow ends the process when a tensor starts elsewhere.
-_ALIGNMENT = 64
+ALIGNMENT = 64
+"""Bytes. Every result starts at a multiple of it: TensorFlow ends the process otherwise."""
 
 
 class ArrayList:
@@ -179,7 +179,7 @@ class _Buffer:
         for number in bucket.numbers:
             kinds.setdefault(named[number].parameter.dtype, []).append(number)
         self.packs = [
-            make_pack(group if is_shared else None, named, numbers, _ALIGNMENT)
+            make_pack(group if is_shared else None, named, numbers, ALIGNMENT)
             for numbers in kinds.values()
         ]
         self._own_uses = self._uses()

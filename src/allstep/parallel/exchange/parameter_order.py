@@ -32,7 +32,12 @@ def agreed_order(group: AllstepGroup, key: str, named: Sequence[Named]) -> list[
     rank, size, seconds = group.rank(), group.size(), read_limits().start
     own = json.dumps([_described(each) for each in named])
     try:
-        texts = collect(group.get_group_store(), f"gradients/{key}", rank, size, own, seconds)
+        check = group.guard.check_for(f"agreement on {len(named)} parameters")
+        store = group.get_group_store()
+        texts = collect(store, f"gradients/{key}", rank, size, own, seconds, check)
+    # A lost rank.
+    except CommError:
+        raise
     except RuntimeError as error:
         raise CommError(
             f"not all of {size} ranks joined to agree on {len(named)} parameters within"

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 from torch.nn import Parameter
 
-from allstep.comm.memory.segment import share
+from allstep.comm.memory.segment import CannotShare, share
 from allstep.errors import CommError, UserError
 from allstep.limits import read_limits
 from allstep.parallel.exchange.buckets import nbytes_of
@@ -61,9 +61,11 @@ class SharedParameters:
         store = PrefixStore(
             f"weights/{owners.key}/{local.layout.host}", owners.group.get_group_store()
         )
+        check = owners.group.guard.check_for("share_weights")
+        seconds = read_limits().start
         try:
-            segment = share(store, local.arena.rank, local.arena.size, total, read_limits().start)
-        except CommError as error:
+            segment = share(store, local.arena.rank, local.arena.size, total, seconds, check)
+        except CannotShare as error:
             raise CommError(
                 f"share_weights: {total} bytes of weights: {error}", rank=owners.group.rank()
             ) from error

@@ -92,9 +92,13 @@ class SharedState:
         self._gathered += 1
         place = f"state/{owned.key}/{owned.local.layout.host}/{self._gathered}"
         store, seconds = PrefixStore(place, owned.group.get_group_store()), read_limits().start
+        check = owned.group.guard.check_for("share_weights")
         own = json.dumps(list(entries_of(ranges, state)))
         try:
-            texts = collect(store, "entries", arena.rank, arena.size, own, seconds)
+            texts = collect(store, "entries", arena.rank, arena.size, own, seconds, check)
+        # A lost rank.
+        except CommError:
+            raise
         except RuntimeError as error:
             raise CommError(
                 f"share_weights: not all {arena.size} ranks of the host had new optimizer state"
@@ -103,9 +107,8 @@ class SharedState:
                 rank=owned.group.rank(),
             ) from error
         entries = [_entry(*each) for text in texts for each in json.loads(text)]
-        segment = share(
-            store, arena.rank, arena.size, sum(entry.nbytes for entry in entries) or 1, seconds
-        )
+        nbytes = sum(entry.nbytes for entry in entries) or 1
+        segment = share(store, arena.rank, arena.size, nbytes, seconds, check)
         start, views = 0, {}
         for entry in entries:
             dtype, count = getattr(torch, entry.dtype), torch.Size(entry.shape).numel()

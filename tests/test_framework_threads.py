@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allstep import machine
-from allstep.hvd import framework_threads
+from allstep import framework_threads, machine
 from support.ranks import clean_environment
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
