@@ -13,7 +13,7 @@ import tensorflow as tf
 import torch
 from torch import Tensor
 
-from allstep.keras.gradient_reduction import ALIGNMENT, Array, Reduction, Sparse
+from allstep.keras_shared.gradient_reduction import ALIGNMENT, Array, Reduction, Sparse
 
 IN_PLACE = False
 
