@@ -37,11 +37,11 @@ def test_under_mpirun() -> None:
     if mpirun is None:
         pytest.skip("needs Open MPI")
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    path = allstep_command.run("horovod-path").out.strip()
+    folders = [allstep_command.run("horovod-path").out.strip(), str(SCRIPT.parents[1] / "src")]
     start = [mpirun, *as_root, "--oversubscribe", "-np", "2", sys.executable, str(SCRIPT)]
     done = subprocess.run(
         [*start, "legacy.Adam"],
-        env={**clean_environment(), **SETTINGS, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**clean_environment(), **SETTINGS, "PYTHONPATH": os.pathsep.join(folders)},
         capture_output=True,
         text=True,
         timeout=150,

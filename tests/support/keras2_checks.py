@@ -204,7 +204,7 @@ def begins_alike(hvd: Any, tf: Any, folder: Path) -> None:
         ]
         assert all(isinstance(each, callbacks.Callback) for each in ours)
         see = callbacks.LambdaCallback(
-            on_batch_begin=lambda *_, m=made, f=found: f.append(m.get_weights())
+            on_batch_begin=lambda batch, logs, m=made, f=found: f.append(m.get_weights())
         )
         x, y = (cases.share(each, hvd.rank(), 2) for each in cases.data())
         history = made.fit(x, y, 6, 2, verbose=0, callbacks=[*ours, see]).history
