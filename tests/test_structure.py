@@ -85,7 +85,9 @@ def repeated_classes(root: Path) -> list[str]:
 
 
 SAME_IDEA = {
+    "callbacks": "a front-end's callbacks, Horovod's name",
     "compression": "a front-end's compressors, Horovod's name",
+    "dialect": "what the two Kerases write differently",
     "elastic": "a front-end's elastic states, Horovod's name",
     "evaluate": "a split with a model: of the run, of a saved run",
     "fit": "two variables of runs: in a study, in a report",

@@ -23,6 +23,7 @@ CHECKS = [
     "gradient_may_be_a_variable",
     "missing_gradients",
     "rows_are_gathered",
+    "tape_is_reduced_once",
     "all_skip_an_infinity",
     "saved_models_are_plain",
     "looks_like_the_wrapped_one",

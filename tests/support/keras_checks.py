@@ -254,6 +254,20 @@ def _apply_rows(optimizer: Any, variable: Any, rows: Any) -> None:
     optimizer.apply_gradients([(slices, variable)])
 
 
+def tape_is_reduced_once(hvd: Any, folder: Path) -> None:
+    """Gradients of our tape, with Sum, given to our optimizer, eagerly and in a function."""
+    if backend() != "tensorflow":
+        return
+    import tensorflow as tf
+    from keras.optimizers import SGD
+
+    import allstep.tensorflow as hvd_tf
+    from support.keras2_checks import check_tape
+
+    made = hvd.DistributedOptimizer(SGD(1.0), op=hvd.Sum)
+    check_tape(hvd_tf, tf, made, _variable([0.0]), _variable([0.0]))
+
+
 # Mixed precision
 
 

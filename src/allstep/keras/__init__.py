@@ -53,7 +53,6 @@ from allstep.keras.callbacks import BroadcastGlobalVariablesCallback
 from allstep.keras.compiled_models import install as _install
 from allstep.keras.evaluation import evaluate
 from allstep.keras.global_batches import Batches, batches
-from allstep.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from allstep.keras.saved_models import load_model
 from allstep.keras.values import (
     allgather,
@@ -63,6 +62,10 @@ from allstep.keras.values import (
     reducescatter,
 )
 from allstep.keras.variables import broadcast_variables
+from allstep.keras_shared.wrapped_optimizers import (
+    DistributedOptimizer,
+    PartialDistributedOptimizer,
+)
 from allstep.torch.compression import Compression
 
 # Now: `model.compile(hvd.DistributedOptimizer(...))` finds `compile` before it makes the optimizer.

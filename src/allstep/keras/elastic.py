@@ -20,13 +20,15 @@ import keras
 
 from allstep.hvd.basics import init as _init
 from allstep.hvd.basics import shutdown as _shutdown
-from allstep.hvd.elastic import ObjectState, State
+from allstep.hvd.elastic import ObjectState
 from allstep.hvd.elastic import run_fn as _run_fn
 from allstep.hvd.objects import broadcast_object
 from allstep.hvd.place import rank
-from allstep.keras.before_training import is_built
-from allstep.keras.callbacks.broadcast_variables import broadcast_model
+from allstep.keras import dialect
 from allstep.keras.framework_arrays import to_array
+from allstep.keras_shared.before_training import is_built
+from allstep.keras_shared.broadcast_callback import broadcast_model
+from allstep.keras_shared.elastic_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 
 __all__ = [
     "CommitStateCallback",
@@ -66,8 +68,7 @@ class KerasState(ObjectState):
                 f"KerasState: {model.name} has no optimizer: call model.compile(...) before, or"
                 " give optimizer="
             )
-        if not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
+        dialect.build_optimizer(self.optimizer, model.trainable_variables)
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
         self._save_model()
 
@@ -86,7 +87,7 @@ class KerasState(ObjectState):
     def sync(self) -> None:
         """Take over rank 0's values, and save them. A collective."""
         _take_from_step(self.model)
-        broadcast_model(self.model, self.optimizer, root_rank=0)
+        broadcast_model(dialect, self.model, self.optimizer, root_rank=0)
         super().sync()
 
     def _save_model(self) -> None:
@@ -98,91 +99,16 @@ class KerasState(ObjectState):
 
 
 # Keras has no type annotations.
-class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Commits a state after a number of batches, and at the end of each epoch.
-
-    `state`: the state to commit. `batches_per_commit`: default: 1; more lose more work but cost
-    less time.
-    """
-
-    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
-        super().__init__()
-        self.state = state
-        self.batches_per_commit = batches_per_commit
-        self.batches_remaining = batches_per_commit
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Count from the beginning."""
-        self.batches_remaining = self.batches_per_commit
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commit, if it is time."""
-        self.batches_remaining -= 1
-        if self.batches_remaining == 0:
-            self._commit()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commit."""
-        self._commit()
-
-    def _commit(self) -> None:
-        self.batches_remaining = self.batches_per_commit
-        self.state.commit()
+class CommitStateCallback(CommitState, keras.callbacks.Callback):  # type: ignore[misc]
+    __doc__ = CommitState.__doc__
 
 
-# Keras has no type annotations.
-class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps the number of the batch in `state.batch`, 0 at the end of an epoch.
-
-    After a reset it lowers the number of steps that Keras shows for the first epoch by the batches
-    that are done. Put it before CommitStateCallback.
-    """
-
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
-        self.steps_per_epoch: int | None = None
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Take the number of steps of this training."""
-        self.steps_per_epoch = None
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Lower the number of steps by the batches that are done."""
-        if not self.params.get("steps"):
-            return
-        if self.steps_per_epoch is None:
-            self.steps_per_epoch = self.params["steps"]
-        self.params["steps"] = self.steps_per_epoch - self.state.batch
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Keep the batch."""
-        self.state.batch = batch
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begin again at 0."""
-        self.state.batch = 0
+class UpdateBatchStateCallback(UpdateBatchState, keras.callbacks.Callback):  # type: ignore[misc]
+    __doc__ = UpdateBatchState.__doc__
 
 
-# Keras has no type annotations.
-class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps the number of epochs that are done in `state.epoch`, over several trainings.
-
-    Put it before CommitStateCallback.
-    """
-
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
-        self.initial_epoch = 0
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Keep the number of epochs before this training."""
-        self.initial_epoch = self.state.epoch
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count this epoch."""
-        self.state.epoch = self.initial_epoch + epoch + 1
+class UpdateEpochStateCallback(UpdateEpochState, keras.callbacks.Callback):  # type: ignore[misc]
+    __doc__ = UpdateEpochState.__doc__
 
 
 def _take_from_step(model: Any) -> None:

@@ -8,13 +8,14 @@ name, whose `apply` reduces first. All three backends call this method: TensorFl
 (`gradient_accumulation_steps`), weight decay and EMA come after it and give the result of one
 worker.
 
-Two differences from Horovod: a custom loop that calls `apply_gradients` is reduced, too; and under
+Two differences from Horovod: a custom loop that calls `apply_gradients` is reduced, too, unless the
+gradients came from our DistributedGradientTape; and under
 a mixed_float16 policy the result is a LossScaleOptimizer around the given one, so that all ranks
 skip the same steps.
 """
 
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -23,20 +24,11 @@ import keras
 import torch
 from keras.src import backend
 
-from allstep.hvd.place import running
-from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.hvd.requests import Average
+from allstep.hvd.reduced_marks import is_reduced, without_reduced
 from allstep.keras.bridges import bridge
-from allstep.keras.gradient_reduction import Reduction, Settings, Spec
-from allstep.keras.optimizer_arguments import (
-    check_groups,
-    checked_layers,
-    checked_op,
-    checked_passes,
-    compressor,
-)
 from allstep.keras.public_names import register_like
-from allstep.torch.compression import Compression
+from allstep.keras_shared.gradient_reduction import Reduction, Settings, Spec
+from allstep.keras_shared.wrapped_optimizers import AggregationHelper, LocalVariables
 
 _INSIDE = (
     "another optimizer around a distributed one (LossScaleOptimizer, also by a mixed_float16 model;"
@@ -46,97 +38,12 @@ _INSIDE = (
 )
 
 
-def DistributedOptimizer(  # noqa: N802
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: int = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: int | Sequence[Any] | None = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
-) -> Any:
-    """Return an optimizer like `optimizer` that applies the gradients of all ranks.
-
-    - `name`, `device_dense`, `device_sparse`: accepted as in Horovod, without effect.
-    - `compression`: the compressor for gradients while they are sent. Default: none.
-    - `sparse_as_dense`: reduce IndexedSlices as dense gradients. Default: gather their rows.
-    - `gradient_predivide_factor`: accepted with op=Average; here the whole division of an average
-      happens before the sum, so nothing overflows.
-    - `op`: Average (default) or Sum.
-    - `backward_passes_per_step`: calls whose gradients are added on each rank before they are
-      reduced and applied. Default: 1.
-    - `average_aggregated_gradients`: divide these sums by the number of calls.
-    - `num_groups`, `groups`: Horovod's options for which gradients are reduced together. They are
-      checked; here all gradients are always reduced together.
-    - `process_set`: the ranks whose gradients are reduced. Default: all ranks.
-    - `scale_local_gradients`: divide the gradients of local variables (see `register_local_var`)
-      by the number of ranks.
-
-    An optimizer that has state keeps it.
-    """
-    running()
+def distributed(optimizer: Any, settings: Settings) -> Any:
+    """Return an optimizer like this one of Keras 3 that applies the gradients of all ranks."""
     # Raises for a backend of Keras that cannot train.
     bridge()
     _check_optimizer(optimizer)
-    check_groups(num_groups, groups)
-    settings = Settings(
-        op=checked_op(op, gradient_predivide_factor),
-        **compressor(compression),
-        process_set=process_set,
-        sparse_as_dense=sparse_as_dense,
-        passes=checked_passes(backward_passes_per_step),
-        averages_passes=average_aggregated_gradients,
-        scales_local=scale_local_gradients,
-    )
     return _wrapped(_with_loss_scale(optimizer), settings)
-
-
-def PartialDistributedOptimizer(  # noqa: N802
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: int = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    groups: int | Sequence[Any] | None = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
-    scale_local_gradients: bool = True,
-) -> Any:
-    """Return a distributed optimizer that does not reduce the gradients of `local_layers`.
-
-    `local_layers`: a layer or a list of layers. The other arguments are those of
-    `DistributedOptimizer`.
-    """
-    layers = checked_layers(local_layers)
-    made = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
-    made._local.layers.extend(layers)
-    return made
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -190,31 +97,6 @@ def copy_state(source: Any, target: Any) -> None:
         new.assign(old)
 
 
-class _LocalVariables:
-    """The variables whose gradients are not reduced. `layers`: their weights are such variables."""
-
-    def __init__(self) -> None:
-        self.variables: list[Any] = []
-        self.layers: list[Any] = []
-
-    def keys(self, key: Callable[[Any], Any]) -> set[Any]:
-        """Return the optimizer's keys of all local variables."""
-        of_layers = [weight for layer in self.layers for weight in layer.trainable_weights]
-        return {key(variable) for variable in [*self.variables, *of_layers]}
-
-
-class _AggregationHelper:
-    """Horovod's name for the number of gradients that are accumulated at the moment."""
-
-    def __init__(self, reduction: Reduction) -> None:
-        self._reduction = reduction
-
-    @property
-    def counter(self) -> int:
-        """The number of passes since the last update."""
-        return self._reduction.counter
-
-
 class _Variables(list[Any]):
     """A list that can be called, since older scripts write `optimizer.variables()`."""
 
@@ -225,6 +107,7 @@ class _Variables(list[Any]):
 class Distributed:
     """The methods that are added to the class of a Keras optimizer."""
 
+    _layer_class = keras.layers.Layer
     _settings: Settings
     _trainable_variables: list[Any]
     _is_reduced = False
@@ -234,12 +117,12 @@ class Distributed:
         return Reduction(self._settings, in_place=bridge().IN_PLACE)
 
     @cached_property
-    def _local(self) -> _LocalVariables:
-        return _LocalVariables()
+    def _local(self) -> LocalVariables:
+        return LocalVariables()
 
     @cached_property
-    def _agg_helper(self) -> _AggregationHelper | None:
-        return _AggregationHelper(self._reduction) if self._settings.passes > 1 else None
+    def _agg_helper(self) -> AggregationHelper | None:
+        return AggregationHelper(self._reduction) if self._settings.passes > 1 else None
 
     @property
     def variables(self) -> _Variables:
@@ -314,12 +197,19 @@ class Distributed:
         if self.__dict__.get("_prepared_for") is not everything:
             self._reduction.prepare(self._specs())
             self.__dict__["_prepared_for"] = everything
+        unreduced = without_reduced(grads, self._settings.passes)
+        # On torch a rank may have no gradient at all and has to call the others all the same.
+        if any(map(is_reduced, grads)) and all(grad is None for grad in unreduced):
+            return True, grads
         places = [self._get_variable_index(each) for each in variables]  # type: ignore[attr-defined]
         all_grads = [None] * len(everything)
-        for place, grad in zip(places, grads, strict=True):
+        for place, grad in zip(places, unreduced, strict=True):
             all_grads[place] = grad
         flag, reduced = bridge().reduce(self._reduction, all_grads, everything)
-        return flag, [reduced[place] for place in places]
+        return flag, [
+            grad if is_reduced(grad) else reduced[place]
+            for place, grad in zip(places, grads, strict=True)
+        ]
 
     def _specs(self) -> tuple[Spec, ...]:
         local = self._local.keys(self._var_key)  # type: ignore[attr-defined]

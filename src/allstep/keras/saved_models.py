@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from allstep.keras.compiled_models import adopt
-from allstep.keras.optimizer import DistributedOptimizer
+from allstep.keras_shared.wrapped_optimizers import DistributedOptimizer
 from allstep.torch.compression import Compression
 
 

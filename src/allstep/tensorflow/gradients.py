@@ -23,6 +23,7 @@ from torch import Tensor
 from allstep.hvd.gradient_list import GradientList
 from allstep.hvd.handles import perform_group
 from allstep.hvd.process_sets import ProcessSet, global_process_set
+from allstep.hvd.reduced_marks import mark_reduced
 from allstep.hvd.requests import Adasum, Average, gathering, group_names, reduction
 from allstep.tensorflow.calls import Called, Spec, run, unconverted, with_gradient
 from allstep.tensorflow.compression import Compression
@@ -53,7 +54,7 @@ class Reduction:
 
     @unconverted
     def of_list(self, grads: Sequence[Any], is_local: Sequence[bool], scope: str) -> list[Any]:
-        """Return the gradients: reduced and marked, or those of this rank where `is_local`.
+        """Return the gradients: reduced, or those of this rank where `is_local`; all marked.
 
         All ranks of the set call it together. Gradients are known by number, since the names of
         variables may differ between the ranks. `scope`: the name of the operation in a graph.
@@ -66,9 +67,9 @@ class Reduction:
         ]
         names = [f"grad_{number}" for number in shared]
         reduced = self._reduce([found[number] for number in shared], names, scope)
-        by_number = dict(zip(shared, map(mark_reduced, reduced), strict=True))
+        by_number = dict(zip(shared, reduced, strict=True))
         return [
-            self.local(grad) if local else by_number.get(number)
+            mark_reduced(self.local(grad) if local else by_number.get(number))
             for number, (grad, local) in enumerate(zip(found, is_local, strict=True))
         ]
 
@@ -190,14 +191,3 @@ def _as_list(names: Sequence[str]) -> Any:
         return _lists[key].reduce(grads)
 
     return work
-
-
-def mark_reduced(grad: Any) -> Any:
-    """Mark a gradient as reduced, so that an optimizer of ours does not reduce it again."""
-    grad._allstep_reduced = True
-    return grad
-
-
-def is_reduced(grad: Any) -> bool:
-    """Return whether a gradient came out of our tape."""
-    return getattr(grad, "_allstep_reduced", False)

@@ -1,13 +1,13 @@
 """DistributedOptimizer: for the optimizers of tf.compat.v1 here, for those of Keras in
-`allstep.keras`.
+`allstep.keras` and `allstep.keras2`.
 
-The object decides (D21). `allstep.keras` is a layer above this one: it registers the function that
-wraps its optimizers, and is imported when the first of them comes.
+The object decides (D21). These are layers above this one, imported when the first of their
+optimizers comes.
 """
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,16 +21,7 @@ from allstep.tensorflow.gradient_aggregation import LocalGradientAggregationHelp
 from allstep.tensorflow.gradients import Reduction
 from allstep.tensorflow.tape import check_groups, identity
 
-_KERAS = "allstep.keras"
-_keras: list[Callable[..., Any]] = []
-
-
-def register_keras(wrap: Callable[..., Any]) -> None:
-    """Set the function that wraps a Keras optimizer: `wrap(optimizer, **options)`.
-
-    The options are the arguments of `DistributedOptimizer` that the function has.
-    """
-    _keras[:] = [wrap]
+_KERAS = "allstep.keras_shared.wrapped_optimizers"
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -92,14 +83,9 @@ def _of_keras(optimizer: Any, options: dict[str, Any]) -> Any:
             f"DistributedOptimizer({type(optimizer).__name__}): expected an optimizer of"
             " tf.compat.v1.train or of Keras"
         )
-    if not _keras:
-        module = importlib.import_module(_KERAS)
-        wrap: Any = _keras[0] if _keras else getattr(module, "DistributedOptimizer", None)
-        if wrap is None:
-            raise ValueError(f"DistributedOptimizer: {_KERAS} cannot wrap a Keras optimizer")
-        register_keras(wrap)
-    known = inspect.signature(_keras[0]).parameters
-    return _keras[0](optimizer, **{key: each for key, each in options.items() if key in known})
+    wrap: Any = importlib.import_module(_KERAS).DistributedOptimizer
+    known = inspect.signature(wrap).parameters
+    return wrap(optimizer, **{key: each for key, each in options.items() if key in known})
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]

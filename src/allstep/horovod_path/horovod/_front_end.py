@@ -1,8 +1,8 @@
 """How the modules of this package get their names from allstep's front-ends."""
 
 import os
+import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from allstep.hvd.frameworks import KERAS, KERAS_2, Framework, require
@@ -20,14 +20,19 @@ def fill(names: dict[str, Any], front_end: str, *frameworks: Framework) -> list[
     return list(module.__all__)
 
 
-def tensorflows_keras(module: str = "") -> str:
-    """Return allstep's front-end for the Keras that TensorFlow uses, or a `module` of it."""
-    is_separate = find_spec("allstep.tensorflow.keras") is not None
-    front_end = "allstep.tensorflow.keras" if is_separate else "allstep.keras"
-    return f"{front_end}.{module}" if module else front_end
+def uses_keras_2() -> bool:
+    """Return whether `tf.keras` is Keras 2 in this process."""
+    return os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+
+
+def plain_keras() -> str:
+    """Return allstep's front-end for `horovod.keras`.
+
+    A script may use Keras 3 although `tf.keras` is Keras 2: it has imported `keras` then.
+    """
+    return "allstep.keras2" if uses_keras_2() and "keras" not in sys.modules else "allstep.keras"
 
 
 def framework_of_tensorflows_keras() -> Framework:
     """Return which Keras `tf.keras` is: Keras 2 with TF_USE_LEGACY_KERAS=1, else Keras 3."""
-    is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
-    return KERAS_2 if is_legacy else KERAS
+    return KERAS_2 if uses_keras_2() else KERAS

@@ -20,7 +20,12 @@ import keras
 
 from allstep.errors import UserError
 
-_BACKENDS = ("torch", "tensorflow", "jax")
+_BACKENDS = {
+    "torch": "allstep.keras.bridges.torch_bridge",
+    # Keras 2 has the same one.
+    "tensorflow": "allstep.keras_shared.tensorflow_bridge",
+    "jax": "allstep.keras.bridges.jax_bridge",
+}
 
 
 def bridge() -> Any:
@@ -31,4 +36,4 @@ def bridge() -> Any:
             f"the Keras backend {backend!r} cannot train: set KERAS_BACKEND to one of"
             f" {', '.join(_BACKENDS)}"
         )
-    return importlib.import_module(f"allstep.keras.bridges.{backend}_bridge")
+    return importlib.import_module(_BACKENDS[backend])

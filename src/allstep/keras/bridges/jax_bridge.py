@@ -21,7 +21,7 @@ from jax.experimental.sparse import BCOO
 from torch import Tensor
 
 from allstep.keras.bridges import xla_ffi
-from allstep.keras.gradient_reduction import Reduction
+from allstep.keras_shared.gradient_reduction import Reduction
 
 IN_PLACE = True
 

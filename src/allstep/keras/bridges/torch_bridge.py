@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allstep.keras.gradient_reduction import Reduction
+from allstep.keras_shared.gradient_reduction import Reduction
 
 IN_PLACE = True
 

@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import keras
-
 from allstep.hvd.objects import allgather_object
 from allstep.hvd.place import rank, size
 
@@ -48,6 +46,11 @@ def is_built(model: Any) -> bool:
     return bool(model.built) and all(layer.built for layer in model._flatten_layers())
 
 
+def weights_of(model: Any) -> list[Any]:
+    """Return the weights that exist; a model of Keras 2 raises ValueError if it has none yet."""
+    return list(model.weights) if model.built else []
+
+
 def register(params: dict[str, Any], callback: str) -> None:
     """Record that a training has this callback, which communicates.
 
@@ -70,7 +73,7 @@ def compare_once(model: Any, params: dict[str, Any]) -> list[Training]:
 
 def describe(model: Any, params: dict[str, Any]) -> Training:
     """Return the training of this rank."""
-    weights = [(_without_numbers(each.path), tuple(each.shape)) for each in model.weights]
+    weights = [(_without_numbers(_path(each)), tuple(each.shape)) for each in weights_of(model)]
     return Training(
         callbacks=tuple(params.get(_CALLBACKS, ())),
         steps=params.get("steps"),
@@ -92,14 +95,11 @@ def compare(training: Training) -> list[Training]:
 
 
 def without_xla(model: Any) -> None:
-    """Switch XLA off on TensorFlow: our collectives cannot run inside a function that it compiles.
+    """Switch XLA off: our collectives cannot run inside a function that it compiles.
 
-    Leave a model alone if its optimizer is not distributed.
+    `model`: a model on TensorFlow; left alone if its optimizer is not distributed.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if keras.backend.backend() != "tensorflow" or not is_distributed(optimizer):
-        return
-    if model.jit_compile:
+    if is_distributed(getattr(model, "optimizer", None)) and model.jit_compile:
         model.jit_compile = False
         # A function that was compiled in an earlier `fit` would be used again.
         model.train_function = None
@@ -198,6 +198,12 @@ def _class_of(optimizer: Any) -> str:
     if inner is not None:
         text = f"{text}({_class_of(inner)})"
     return f"DistributedOptimizer({text})" if is_distributed(optimizer) else text
+
+
+def _path(weight: Any) -> str:
+    """Return the name of a weight with its layer: a variable of Keras 2 has it in its name."""
+    path: str = getattr(weight, "path", weight.name)
+    return path.split(":")[0]
 
 
 def _without_numbers(path: str) -> str:

@@ -3,20 +3,18 @@
 Momentum correction (Goyal et al. 2017, arXiv 1706.02677, section 3): the velocity of SGD contains
 the learning rates of past steps, so it is multiplied by new/old when the rate changes. Horovod
 changes the optimizer's `momentum` for one batch instead, to the same effect, except for the
-lookahead of Nesterov's variant in that batch. In Keras 3 `momentum` is a constant of the compiled
-step on TensorFlow and JAX; the velocity is a variable on all backends.
+lookahead of Nesterov's variant in that batch. `momentum` is a constant of the compiled step in
+Keras 3 (on TensorFlow and JAX) and in Keras 2; the velocity is a variable everywhere.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from allstep.hvd.place import rank, size
-from allstep.keras.callbacks.base import WithoutXLA
+from allstep.keras_shared.collective_callbacks import WithoutXLA
 
 
-class LearningRateScheduleCallback(WithoutXLA):
+class LearningRateSchedule(WithoutXLA):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` in a range of epochs.
 
     - `initial_lr`: the learning rate to multiply.
@@ -85,11 +83,11 @@ class LearningRateScheduleCallback(WithoutXLA):
         old = self._learning_rate()
         optimizer.learning_rate = new
         if self.momentum_correction and old > 0 and new != old:
-            for velocity in velocities(optimizer):
-                velocity.assign(velocity * keras.ops.cast(new / old, velocity.dtype))
+            for velocity in self._keras.velocities(optimizer):
+                self._keras.scale(velocity, new / old)
 
     def _learning_rate(self) -> float:
-        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        return float(self._keras.to_array(self.model.optimizer.learning_rate))
 
     def _steps_of_fit(self) -> int:
         params = self.params or {}
@@ -103,7 +101,7 @@ class LearningRateScheduleCallback(WithoutXLA):
         )
 
 
-class LearningRateWarmupCallback(LearningRateScheduleCallback):
+class LearningRateWarmup(LearningRateSchedule):
     """Raises the learning rate from `initial_lr / size` to `initial_lr` in the first epochs.
 
     - `initial_lr`: the learning rate for all workers, usually size times that of one worker.
@@ -142,16 +140,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         if self.verbose > 0 and rank() == 0 and epoch + 1 == self.end_epoch:
             lr = self._learning_rate()
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {lr:g}.")
-
-
-def velocities(optimizer: Any) -> list[Any]:
-    """Return the variables that contain past learning rates: those of SGD and RMSprop."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if isinstance(optimizer, keras.optimizers.SGD):
-        return list(getattr(optimizer, "momentums", ()))
-    if isinstance(optimizer, keras.optimizers.RMSprop):
-        return list(getattr(optimizer, "_momentums", ()))
-    return []
 
 
 def _as_function(

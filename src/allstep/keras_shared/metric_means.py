@@ -7,11 +7,10 @@ import numpy as np
 
 from allstep.hvd.objects import allgather_object
 from allstep.hvd.place import size
-from allstep.keras.callbacks.base import Collective
-from allstep.keras.framework_arrays import to_array
+from allstep.keras_shared.collective_callbacks import Collective, Dialect
 
 
-class MetricAverageCallback(Collective):
+class MetricAverage(Collective):
     """Replaces each entry of the logs by its mean over the ranks, at the end of each epoch.
 
     Put it before callbacks that use metrics, such as ReduceLROnPlateau: they get the same dict.
@@ -25,7 +24,7 @@ class MetricAverageCallback(Collective):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average the logs in place. A collective."""
         if logs is not None and size() > 1:
-            logs.update(mean_logs(allgather_object(_plain(logs), "keras.metrics")))
+            logs.update(mean_logs(allgather_object(_plain(self._keras, logs), "keras.metrics")))
 
 
 def mean_logs(logs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -40,9 +39,9 @@ def mean_logs(logs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: _mean([each[name] for each in logs]) for name in logs[0]}
 
 
-def _plain(logs: dict[str, Any]) -> dict[str, Any]:
+def _plain(dialect: Dialect, logs: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers of the logs as float64 arrays, in the order of their names."""
-    arrays = {name: to_array(logs[name]) for name in sorted(logs)}
+    arrays = {name: dialect.to_array(logs[name]) for name in sorted(logs)}
     return {
         name: array.astype(np.float64)
         for name, array in arrays.items()

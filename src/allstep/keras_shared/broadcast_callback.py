@@ -3,8 +3,8 @@
 Horovod broadcasts at the end of the first batch, because Keras 2 creates the variables of an
 optimizer there. The first step then mixes gradients of different weights. Here the broadcast
 precedes the first step wherever all layers have their weights by then: always on torch and JAX,
-where `fit` builds the model; on TensorFlow for a model with an `Input`. Otherwise it comes at the
-end of the first batch, too.
+where `fit` builds the model; on TensorFlow and in Keras 2 for a model with an `Input`. Otherwise it
+comes at the end of the first batch, too.
 
 The state of random generators (dropout) is not sent, so ranks draw different numbers.
 """
@@ -12,14 +12,11 @@ The state of random generators (dropout) is not sent, so ranks draw different nu
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-
-from allstep.keras.before_training import is_built
-from allstep.keras.callbacks.base import Collective
-from allstep.keras.variables import broadcast_variables
+from allstep.keras_shared.before_training import is_built
+from allstep.keras_shared.collective_callbacks import Collective, Dialect
 
 
-class BroadcastGlobalVariablesCallback(Collective):
+class BroadcastGlobalVariables(Collective):
     """Copies the weights and the optimizer's state of one rank to all ranks, once per object.
 
     `root_rank`: the rank whose values are sent. `device`: not used; Horovod's signature.
@@ -34,7 +31,7 @@ class BroadcastGlobalVariablesCallback(Collective):
         self.broadcast_done = False
         self.local_variables = list(local_variables or ())
         for each in self.local_variables:
-            if not isinstance(each, keras.Variable):
+            if not self._keras.is_variable(each):
                 raise ValueError(
                     f"local_variables: {type(each).__name__} is not a Keras variable; give a list"
                     " such as layer.variables"
@@ -58,12 +55,16 @@ class BroadcastGlobalVariablesCallback(Collective):
 
     def _broadcast(self) -> None:
         model = self.model
-        broadcast_model(model, model.optimizer, self.root_rank, self.local_variables)
+        broadcast_model(self._keras, model, model.optimizer, self.root_rank, self.local_variables)
         self.broadcast_done = True
 
 
 def broadcast_model(
-    model: Any, optimizer: Any, root_rank: int, local_variables: Sequence[Any] = ()
+    dialect: Dialect,
+    model: Any,
+    optimizer: Any,
+    root_rank: int,
+    local_variables: Sequence[Any] = (),
 ) -> None:
     """Copy the weights of a model and the state of its optimizer from one rank to all ranks."""
     if not is_built(model):
@@ -71,8 +72,7 @@ def broadcast_model(
             f"{model.name} has no weights yet, so they cannot be sent: give it an Input, or call"
             " model.build(input_shape)"
         )
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
+    dialect.build_optimizer(optimizer, model.trainable_variables)
     local = {id(each) for each in local_variables}
-    sent = [*model.weights, *optimizer.variables]
-    broadcast_variables([each for each in sent if id(each) not in local], root_rank)
+    sent = [*model.weights, *dialect.optimizer_variables(optimizer)]
+    dialect.broadcast([each for each in sent if id(each) not in local], root_rank)

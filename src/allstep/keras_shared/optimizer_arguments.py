@@ -3,8 +3,6 @@
 import warnings
 from typing import Any
 
-import keras
-
 from allstep.engine import Op
 from allstep.hvd.requests import Average, Sum
 from allstep.torch.compression import Compression
@@ -61,12 +59,15 @@ def compressor(compression: Any) -> dict[str, Any]:
     }
 
 
-def checked_layers(local_layers: Any) -> list[Any]:
-    """Return a list of layers; raise ValueError for anything else."""
+def checked_layers(local_layers: Any, layer_class: type) -> list[Any]:
+    """Return a list of layers; raise ValueError for anything else.
+
+    `layer_class`: the class of layers in the Keras that is used.
+    """
     layers = [] if local_layers is None else local_layers
-    layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
+    layers = [layers] if isinstance(layers, layer_class) else list(layers)
     for layer in layers:
-        if not isinstance(layer, keras.layers.Layer):
+        if not isinstance(layer, layer_class):
             raise ValueError(
                 f"local_layers: expected layers of the model, found {type(layer).__name__}"
             )

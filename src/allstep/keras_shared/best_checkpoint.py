@@ -2,13 +2,10 @@
 
 from typing import Any
 
-import keras
-
-from allstep.keras.before_training import without_xla
+from allstep.keras_shared.collective_callbacks import WithoutXLA
 
 
-# Keras has no type annotations.
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+class BestCheckpoint(WithoutXLA):
     """Keras's ModelCheckpoint with `save_best_only`; set its `filepath` before training.
 
     It does not communicate: use it on one rank, and MetricAverageCallback before it. Arguments as
@@ -25,7 +22,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
     ) -> None:
         # Keras checks the ending of the name here; the caller's name replaces it.
         ending = ".weights.h5" if save_weights_only else ".keras"
-        super().__init__(
+        super().__init__(  # type: ignore[call-arg]
             filepath=f"best{ending}",
             monitor=monitor,
             verbose=verbose,
@@ -36,15 +33,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         )
         self.filepath: Any = None
 
-    def set_model(self, model: Any) -> None:
-        """Take the model of a `fit`."""
-        super().set_model(model)
-        without_xla(model)
-
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Raise ValueError unless a file was chosen."""
         if self.filepath is None:
             raise ValueError(
                 "BestModelCheckpoint has no file: write checkpoint.filepath = 'best.keras'"
             )
-        super().on_train_begin(logs)
+        super().on_train_begin(logs)  # type: ignore[misc]

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from torch import Tensor
 
-from allstep.keras.gradient_reduction import Array, Reduction, Sparse
+from allstep.keras_shared.gradient_reduction import Array, Reduction, Sparse
 from allstep.tensorflow.bridge import to_tensorflow, to_torch
 
 IN_PLACE = False

@@ -1,0 +1,75 @@
+"""What a Keras 2 model with a distributed optimizer does differently, from `compile` on.
+
+As in `allstep.keras.compiled_models`: an error in the reduction keeps its class when it leaves
+`fit`, and XLA, which cannot call us, is switched off. `Model.compile` is wrapped once, by `import
+allstep.keras2`; models whose optimizer is not distributed stay as they are.
+"""
+
+import functools
+import logging
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tf_keras
+
+from allstep.keras_shared.before_training import is_distributed
+
+_LOG = logging.getLogger("allstep.keras2")
+
+
+@functools.cache
+def install() -> None:
+    """Wrap Keras's `compile`, once."""
+    original = tf_keras.Model.compile
+
+    @functools.wraps(original)
+    def compile_and_adopt(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        adopt(self)
+        return result
+
+    tf_keras.Model.compile = compile_and_adopt
+
+
+def adopt(model: Any) -> None:
+    """Prepare a model with a distributed optimizer; a no-op for others."""
+    if distributed_part(model.optimizer) is None:
+        return
+    for name in ("fit", "train_on_batch"):
+        # Not as an attribute: Keras tracks those.
+        model.__dict__[name] = types.MethodType(_with_own_errors(name), model)
+    if getattr(model, "_jit_compile", None):
+        model.jit_compile = False
+        _LOG.warning("XLA is off for %s: TensorFlow's XLA cannot call allstep", model.name)
+
+
+def distributed_part(optimizer: Any) -> Any:
+    """Return the distributed optimizer, which may be inside a LossScaleOptimizer; else None."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner if is_distributed(inner) else None
+
+
+@contextmanager
+def own_errors(optimizer: Any) -> Iterator[None]:
+    """Raise an error of the optimizer's reduction in the block as what it was."""
+    part = distributed_part(optimizer)
+    try:
+        yield
+    except Exception:
+        for reduction in () if part is None else part._reductions.values():
+            kept = reduction.take_error()
+            if kept is not None:
+                raise kept[0] from kept[1]
+        raise
+
+
+def _with_own_errors(name: str) -> Callable[..., Any]:
+    """Return a method that calls the one of the model's class."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with own_errors(self.optimizer):
+            return getattr(type(self), name)(self, *args, **kwargs)
+
+    return call

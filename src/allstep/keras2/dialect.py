@@ -1,0 +1,80 @@
+"""What our callbacks need of Keras 2, as functions; see `keras_shared.collective_callbacks`.
+
+Keras 2 has two kinds of optimizers. A new one has `build`; a legacy one creates its variables
+("slots", by variable) in the first step. Both are built here before training, so that a broadcast
+can precede the first step.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from allstep.keras_shared.before_training import without_xla as switch_xla_off
+from allstep.tensorflow.elastic import optimizer_variables
+from allstep.tensorflow.functions import broadcast_variables
+
+__all__ = [
+    "broadcast",
+    "build_optimizer",
+    "is_legacy",
+    "is_variable",
+    "optimizer_variables",
+    "scale",
+    "switch_xla_off",
+    "to_array",
+    "velocities",
+]
+
+
+def is_legacy(optimizer: Any) -> bool:
+    """Return whether an optimizer is one of `tf.keras.optimizers.legacy`."""
+    return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
+
+
+def is_variable(thing: Any) -> bool:
+    """Return whether this is a variable of TensorFlow, which Keras 2 uses."""
+    return isinstance(thing, tf.Variable)
+
+
+def to_array(value: Any) -> "np.ndarray[Any, Any]":
+    """Return a copy of a variable, a tensor, an array or a number."""
+    return np.array(tf_keras.backend.get_value(value))
+
+
+def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Create the variables of an optimizer, if it has none yet."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    with tf.init_scope():
+        if is_legacy(inner):
+            inner._create_all_weights(variables)
+        else:
+            inner.build(variables)
+
+
+def broadcast(variables: Sequence[Any], root_rank: int) -> None:
+    """Copy the values of a rank into these variables on all ranks, also in a graph."""
+    operation = broadcast_variables(variables, root_rank)
+    if not tf.executing_eagerly():
+        tf.compat.v1.keras.backend.get_session().run(operation)
+
+
+def scale(variable: Any, factor: float) -> None:
+    """Multiply a variable by a number."""
+    tf_keras.backend.set_value(variable, to_array(variable) * factor)
+
+
+def velocities(optimizer: Any) -> list[Any]:
+    """Return the variables that contain past learning rates: those of SGD and RMSprop."""
+    known, legacy = tf_keras.optimizers, tf_keras.optimizers.legacy
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(optimizer, (legacy.SGD, legacy.RMSprop)):
+        slots = optimizer._slots.values()
+        return [each["momentum"] for each in slots if "momentum" in each]
+    if isinstance(optimizer, known.SGD):
+        return list(getattr(optimizer, "momentums", ()))
+    if isinstance(optimizer, known.RMSprop):
+        return list(getattr(optimizer, "_momentums", ()))
+    return []

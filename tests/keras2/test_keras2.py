@@ -1,0 +1,74 @@
+"""`allstep.keras2` and `allstep.tensorflow.keras` with TF_USE_LEGACY_KERAS=1, on two workers.
+
+The reference is the plain optimizer on one worker, with the same global batches, in float64.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import keras2_checks
+from support.ranks import Ranks, clean_environment
+
+pytestmark = pytest.mark.usefixtures("peers")
+
+CHECKS = [
+    "workers_match_one",
+    "passes_and_compression",
+    "apply_reduces",
+    "local_variables_stay_local",
+    "tape_is_reduced_once",
+    "infinities_are_skipped_together",
+    "begins_alike",
+    "elastic_state",
+    "saved_models_are_plain",
+    "wrong_arguments",
+]
+SETTINGS = {
+    "TF_USE_LEGACY_KERAS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+}
+
+
+def test_two_workers(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(2, keras2_checks.run, CHECKS, tmp_path, env=SETTINGS, timeout=150)
+    # What they have saved loads without allstep.
+    code = """if True:
+        import sys, tf_keras
+        for name in sys.argv[1:]:
+            model = tf_keras.models.load_model(name)
+            assert type(model.optimizer).__module__.startswith("tf_keras.src.optimizers"), name
+            assert model.predict([[0.0] * 5], verbose=0).shape == (1, 2)
+        assert "allstep" not in sys.modules
+    """
+    files = sorted(tmp_path.glob("*-0.*"))
+    assert len(files) == 4
+    subprocess.run(
+        [sys.executable, "-c", code, *map(str, files)],
+        env={**clean_environment(), **SETTINGS},
+        check=True,
+        timeout=100,
+    )
+
+
+def test_a_lost_rank_inside_fit_is_horovods_error(ranks: Ranks) -> None:
+    outcomes = ranks.outcomes(2, keras2_checks.lose_a_rank, env=SETTINGS, timeout=120)
+    assert [outcome.exit_code for outcome in outcomes] == [0, -9], outcomes[0].output
+    assert outcomes[0].result < 5
+
+
+def test_another_backend_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import allstep.tensorflow.keras"],
+        env={**os.environ, "KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "ImportError: allstep.tensorflow.keras found the Keras backend 'torch'" in done.stderr
+    assert "import allstep.keras as hvd" in done.stderr

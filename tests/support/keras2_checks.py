@@ -1,0 +1,326 @@
+"""Checks of `allstep.keras2`, to be called on all ranks together, with new and legacy optimizers.
+
+As in `keras_checks`: many checks share one start of ranks, and the reference is the plain optimizer
+with whole batches, in the same process, in float64.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import keras_cases as cases
+from support.keras_checks import assert_equal
+
+
+def run(checks: list[str], folder: Path) -> None:
+    """Call the checks with these names, with `allstep.tensorflow.keras` and a folder."""
+    import tensorflow as tf
+
+    import allstep.tensorflow.keras as hvd
+
+    tf.keras.backend.set_floatx("float64")
+    hvd.init()
+    for name in checks:
+        started = time.monotonic()
+        globals()[name](hvd, tf, folder)
+        print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
+    assert "keras" not in sys.modules, "Keras 3 was imported"
+    hvd.shutdown()
+
+
+def kinds(tf: Any) -> tuple[Any, Any]:
+    """The modules of new and of legacy optimizers."""
+    return tf.keras.optimizers, tf.keras.optimizers.legacy
+
+
+def model(tf: Any, seed: int = 3) -> Any:
+    tf.keras.utils.set_random_seed(seed)
+    dense = tf.keras.layers.Dense
+    return tf.keras.Sequential(
+        [dense(7, activation="tanh", input_shape=(5,)), dense(16, activation="tanh"), dense(2)]
+    )
+
+
+def train(tf: Any, optimizer: Any, rank: int, size: int, **options: Any) -> tuple[Any, Any]:
+    """Train on this rank's share; return the losses of the epochs and the weights."""
+    made = model(tf)
+    made.compile(optimizer=optimizer, loss="mse", experimental_run_tf_function=False)
+    x, y = (cases.share(each, rank, size) for each in cases.data())
+    batch = cases.BATCH // size
+    found = made.fit(
+        x, y, batch_size=batch, epochs=cases.EPOCHS, shuffle=False, verbose=0, **options
+    )
+    return found.history["loss"], made.get_weights()
+
+
+def mean_over_ranks(hvd: Any, values: list[float]) -> Any:
+    return hvd.allreduce(np.array(values))
+
+
+# One worker and several
+
+
+def workers_match_one(hvd: Any, tf: Any, folder: Path) -> None:
+    makes: list[Callable[[], Any]] = [
+        lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9),
+        lambda: tf.keras.optimizers.AdamW(0.01, global_clipnorm=0.1, use_ema=True),
+        lambda: tf.keras.optimizers.legacy.SGD(lr=0.05, momentum=0.9, clipnorm=0.1),
+    ]
+    for make in makes:
+        losses, expected = train(tf, make(), 0, 1)
+        mine, found = train(tf, hvd.DistributedOptimizer(make()), hvd.rank(), hvd.size())
+        assert_equal(found, expected)
+        assert_equal(mean_over_ranks(hvd, mine), losses)
+
+
+def passes_and_compression(hvd: Any, tf: Any, folder: Path) -> None:
+    for known in kinds(tf):
+        variable = tf.Variable([0.0, 0.0])
+        made = hvd.DistributedOptimizer(known.SGD(1.0), backward_passes_per_step=2)
+
+        @tf.function
+        def step(grad: Any, optimizer: Any = made, variable: Any = variable) -> None:
+            optimizer.apply_gradients([(grad, variable)])
+
+        step(tf.constant([hvd.rank() + 1.0, 1.0]))
+        assert variable.numpy().tolist() == [0.0, 0.0] and made._agg_helper.counter == 1
+        step(tf.constant([hvd.rank() + 1.0, 1.0]))
+        assert variable.numpy().tolist() == [-3.0, -2.0] and made._agg_helper.counter == 0
+        assert int(made.iterations) == 2
+        small = hvd.DistributedOptimizer(known.SGD(1.0), compression=hvd.Compression.fp16)
+        small.apply_gradients([(tf.constant([1.0001, 1.0]), variable)])
+        assert variable.numpy().tolist() == [-4.0, -3.0]
+
+
+# Applying gradients directly
+
+
+def apply_reduces(hvd: Any, tf: Any, folder: Path) -> None:
+    """A loop of one's own is reduced, unless it states that it has done so."""
+    for known in kinds(tf):
+        variable = tf.Variable([0.0])
+        made = hvd.DistributedOptimizer(known.SGD(1.0))
+        pairs = [(tf.constant([hvd.rank() + 1.0]), variable)]
+        made.apply_gradients(pairs)
+        made.minimize(lambda v=variable: v[0] * (hvd.rank() + 1.0), [variable])
+        assert variable.numpy().tolist() == [-3.0]
+        made.apply_gradients(pairs, experimental_aggregate_gradients=False)
+        assert variable.numpy().tolist() == [-4.0 - hvd.rank()]
+        made = hvd.DistributedOptimizer(known.SGD(1.0))
+        rows = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([hvd.rank()]), tf.constant([2, 1]))
+        table = tf.Variable(tf.zeros([2, 1]))
+        made.apply_gradients([(rows, table)])
+        assert table.numpy().tolist() == [[-0.5], [-0.5]]
+
+
+def local_variables_stay_local(hvd: Any, tf: Any, folder: Path) -> None:
+    for known in kinds(tf):
+        made = hvd.DistributedOptimizer(known.SGD(1.0))
+        one, other = tf.Variable([0.0]), tf.Variable([0.0])
+        made.register_local_var(other)
+        made.apply_gradients([(tf.constant([hvd.rank() + 1.0]), each) for each in (one, other)])
+        assert one.numpy().tolist() == [-1.5] and other.numpy().tolist() == [-(hvd.rank() + 1) / 2]
+        layer = tf.keras.layers.Dense(2)
+        made = hvd.PartialDistributedOptimizer(known.SGD(1.0), local_layers=layer)
+        layer.build((None, 1))
+        made.apply_gradients(
+            [(tf.fill(each.shape, np.float64(hvd.rank())), each) for each in layer.weights]
+        )
+        assert layer.bias.numpy().tolist() == [-hvd.rank() / 2] * 2
+
+
+def tape_is_reduced_once(hvd: Any, tf: Any, folder: Path) -> None:
+    import allstep.tensorflow as hvd_tf
+
+    for known in kinds(tf):
+        made = hvd_tf.DistributedOptimizer(known.SGD(1.0), op=hvd.Sum)
+        assert type(made).__module__ == "horovod._keras"
+        check_tape(hvd_tf, tf, made, tf.Variable([0.0]), tf.Variable([0.0]))
+
+
+def check_tape(hvd: Any, tf: Any, optimizer: Any, variable: Any, own: Any) -> None:
+    """Gradients of our tape with Sum, eagerly and in a function; `own` is local for the tape."""
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            total = tf.convert_to_tensor(variable)[0] + tf.convert_to_tensor(own)[0]
+            loss = total * (hvd.rank() + 1.0)
+        tape = hvd.DistributedGradientTape(tape, op=hvd.Sum, scale_local_gradients=False)
+        tape.register_local_source(own)
+        grads = tape.gradient(loss, [_source(variable), _source(own)])
+        optimizer.apply_gradients(zip(grads, [variable, own], strict=True))
+
+    step()
+    tf.function(step)()
+    assert np.array(variable).tolist() == [-6.0]
+    assert np.array(own).tolist() == [-2.0 * (hvd.rank() + 1)]
+    # A gradient that was changed is another tensor: it is reduced.
+    dtype = tf.convert_to_tensor(variable).dtype
+    changed = tf.constant([1.0], dtype), tf.constant([0.0], dtype)
+    optimizer.apply_gradients(list(zip(changed, [variable, own], strict=True)))
+    assert np.array(variable).tolist() == [-8.0]
+
+
+def _source(variable: Any) -> Any:
+    """TensorFlow's own variable in a variable of Keras 3."""
+    return variable.value if type(variable).__module__.startswith("keras") else variable
+
+
+def infinities_are_skipped_together(hvd: Any, tf: Any, folder: Path) -> None:
+    scaled = tf.keras.mixed_precision.LossScaleOptimizer
+    for known in kinds(tf):
+        made = scaled(hvd.DistributedOptimizer(known.SGD(1.0)))
+        variable = tf.Variable([0.0])
+        first = float(made.loss_scale)
+        bad = np.inf if hvd.rank() else 1.0
+        made.apply_gradients([(tf.constant([bad]), variable)])
+        assert variable.numpy().tolist() == [0.0] and float(made.loss_scale) == first / 2
+        made.apply_gradients([(tf.constant([1.0]), variable)])
+        assert variable.numpy().tolist() == [-1.0]
+
+
+# Callbacks
+
+
+def begins_alike(hvd: Any, tf: Any, folder: Path) -> None:
+    """Weights and slots are those of rank 0 before the first step; metrics are averaged."""
+    callbacks = tf.keras.callbacks
+    for known in kinds(tf):
+        found = []
+        made = model(tf, seed=hvd.rank())
+        optimizer = hvd.DistributedOptimizer(known.SGD(0.1, momentum=0.9))
+        made.compile(optimizer=optimizer, loss="mse", jit_compile=True)
+        assert not made.jit_compile
+        ours = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
+        ]
+        assert all(isinstance(each, callbacks.Callback) for each in ours)
+        see = callbacks.LambdaCallback(
+            on_batch_begin=lambda batch, logs, m=made, f=found: f.append(m.get_weights())
+        )
+        x, y = (cases.share(each, hvd.rank(), 2) for each in cases.data())
+        history = made.fit(x, y, 6, 2, verbose=0, callbacks=[*ours, see]).history
+        from support.keras_ranks import all_equal
+
+        assert all_equal(found[0]) and all_equal(made.get_weights())
+        assert all_equal(history["loss"])
+        assert abs(float(optimizer.learning_rate) - 0.1) < 1e-7
+        check_momentum(hvd, tf, optimizer, made)
+
+
+def check_momentum(hvd: Any, tf: Any, optimizer: Any, made: Any) -> None:
+    from allstep.keras2.dialect import velocities
+
+    before = [each.numpy() for each in velocities(optimizer)]
+    assert len(before) == 6 and any(np.any(each) for each in before)
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, start_epoch=-1)
+    schedule.set_model(made)
+    schedule.set_params({})
+    schedule.on_train_batch_begin(0)
+    assert abs(float(optimizer.learning_rate) - 0.05) < 1e-7
+    assert_equal([each.numpy() for each in velocities(optimizer)], [b / 2 for b in before], 1e-7)
+
+
+def elastic_state(hvd: Any, tf: Any, folder: Path) -> None:
+    from support.keras_ranks import all_equal
+
+    made = model(tf, seed=hvd.rank())
+    made.compile(hvd.DistributedOptimizer(tf.keras.optimizers.legacy.Adam(0.01)), "mse")
+    state = hvd.elastic.KerasState(made, epoch=hvd.rank(), batch=0)
+    begun = made.get_weights()
+    x, y = (cases.share(each, hvd.rank(), 2) for each in cases.data())
+    updates = [
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.UpdateEpochStateCallback(state),
+    ]
+    made.fit(x, y, 6, verbose=0, callbacks=updates)
+    assert state.epoch == hvd.rank() + 1
+    state.restore()
+    assert_equal(made.get_weights(), begun, 0)
+    state.sync()
+    assert all_equal(made.get_weights()) and state.epoch == 0
+    made.fit(x, y, 6, verbose=0, callbacks=[hvd.elastic.CommitStateCallback(state)])
+    with pytest.raises(ValueError, match="has no weights"):
+        hvd.elastic.KerasState(tf.keras.Sequential([tf.keras.layers.Dense(1)]))
+
+
+# Saving
+
+
+def saved_models_are_plain(hvd: Any, tf: Any, folder: Path) -> None:
+    for name, known in zip(("new", "legacy"), kinds(tf), strict=True):
+        made = model(tf)
+        made.compile(hvd.DistributedOptimizer(known.Adam(0.02)), "mse")
+        x, y = (cases.share(each, hvd.rank(), 2) for each in cases.data())
+        made.fit(x, y, 6, verbose=0)
+        path = folder / f"{name}-{hvd.rank()}.h5"
+        made.save(path, save_format="h5")
+        again = hvd.load_model(path)
+        assert type(again.optimizer).__module__ == "horovod._keras"
+        assert int(again.optimizer.iterations) == 4
+        for each in (made, again):
+            each.fit(x, y, 6, verbose=0, shuffle=False)
+        assert_equal(again.get_weights(), made.get_weights())
+        made.save(folder / f"{name}-{hvd.rank()}.keras")
+    best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+    with pytest.raises(ValueError, match="has no file"):
+        made.fit(x, y, 6, verbose=0, callbacks=[best])
+
+
+def wrong_arguments(hvd: Any, tf: Any, folder: Path) -> None:
+    for known in kinds(tf):
+        plain = known.Adam(0.02, beta_1=0.8, clipnorm=1.0)
+        made = hvd.DistributedOptimizer(plain)
+        assert isinstance(made, known.Adam) and type(made).__name__ == "Adam"
+        assert made.get_config() == plain.get_config()
+        assert list(made.variables()) is not None
+        with pytest.raises(ValueError, match="distributed optimizer already"):
+            hvd.DistributedOptimizer(made)
+        with pytest.raises(ValueError, match="wrap the inner optimizer"):
+            hvd.DistributedOptimizer(tf.keras.mixed_precision.LossScaleOptimizer(known.SGD()))
+        with pytest.raises(ValueError, match=r"use hvd\.Average or hvd\.Sum"):
+            hvd.DistributedOptimizer(known.SGD(0.1), op=hvd.Adasum)
+        with pytest.raises(ValueError, match="expected layers"):
+            hvd.PartialDistributedOptimizer(known.SGD(1.0), local_layers=["dense"])
+    with pytest.raises(RuntimeError, match="eager mode"):
+        hvd.broadcast_global_variables(0)
+    assert hvd.allgather([hvd.rank()]).tolist() == [0, 1]
+    assert float(hvd.broadcast(hvd.rank(), 1)) == 1
+    assert hvd.reducescatter([1.0, 2.0], op=hvd.Sum).tolist() == [2.0 * (hvd.rank() + 1)]
+
+
+# A lost rank
+
+
+def lose_a_rank() -> float:
+    """Kill rank 1 inside `fit`; return after how many seconds rank 0 raised the right class."""
+    import tensorflow as tf
+
+    import allstep.tensorflow.keras as hvd
+    from allstep.errors import PeerLost
+
+    hvd.init()
+    killed = []
+
+    def kill(batch: int, logs: Any = None) -> None:
+        if batch == 2:
+            killed.append(time.monotonic())
+            if hvd.rank() == 1:
+                os.kill(os.getpid(), 9)
+
+    made = model(tf)
+    made.compile(hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.05)), "mse")
+    x, y = (cases.share(each, hvd.rank(), 2) for each in cases.data())
+    callback = tf.keras.callbacks.LambdaCallback(on_batch_begin=kill)
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        made.fit(x, y, batch_size=6, epochs=99, verbose=0, callbacks=[callback])
+    assert isinstance(caught.value.__cause__, PeerLost)
+    return time.monotonic() - killed[0]
