@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 ALLSTEP = str(BIN / "allstep")
 VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 PRIVATE = {"allstep.cli"}  # a command line is not imported
-FRONT_ENDS = {"allstep.keras", "allstep.tensorflow", "allstep.mxnet"}
+FRONT_ENDS = {"allstep.keras", "allstep.keras2", "allstep.tensorflow", "allstep.mxnet"}
 """They import their frameworks, which takes seconds: only their text is read here."""
 PACKAGES = [
     "allstep",
