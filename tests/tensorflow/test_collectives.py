@@ -241,6 +241,10 @@ def slices() -> None:
     for options in ({"op": hvd.Min}, {"prescale_factor": 2.0}, {"op": hvd.Adasum}):
         with pytest.raises(NotImplementedError, match="IndexedSlices"):
             hvd.allreduce(slice_, **options)
+    unknown = hvd.ProcessSet([0])
+    unknown.process_set_id = 10
+    with pytest.raises(ValueError, match="process set 10 does not exist"):
+        hvd.allreduce(tf.ones(1), process_set=unknown)
     check_sessions(tf, hvd, rank)
     check_names(tf, hvd, rank)
     check_no_writes(tf, hvd, rank)

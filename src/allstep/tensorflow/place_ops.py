@@ -9,6 +9,7 @@ import tensorflow as tf
 import torch
 
 from allstep.hvd import place
+from allstep.hvd.process_sets import ProcessSet
 from allstep.tensorflow.calls import Called, Spec, run, unconverted
 
 
@@ -52,6 +53,16 @@ def _node(read: Callable[[], int], kind: str, name: str | None) -> object:
         Called(kind, name),
     )
     return result
+
+
+def check_set(process_set: ProcessSet) -> None:
+    """Raise ValueError before an operation if there is no such process set, as Horovod does.
+
+    A graph may be built before hvd.init().
+    """
+    number = process_set.process_set_id
+    if number is not None and (tf.executing_eagerly() or place.is_initialized()):
+        _members(number)
 
 
 def _members(process_set_id: int) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from allstep.tensorflow.mpi_ops import (
     _set_size,
     grouped_allgather,
 )
+from allstep.tensorflow.place_ops import check_set
 
 
 @unconverted
@@ -48,6 +49,7 @@ def allreduce(
     returned, and only Average and Sum without factors are possible.
     """
     op = handle_average_backwards_compatibility(op, average)
+    check_set(process_set)
     if isinstance(tensor, tf.IndexedSlices):
         check_sparse(op, prescale_factor, postscale_factor)
         return gather_sparse([tensor], op, name, process_set, ignore_name_scope)[0]
@@ -75,6 +77,7 @@ def grouped_allreduce(
     An empty list is returned as it is. The list may have tensors and IndexedSlices.
     """
     op = handle_average_backwards_compatibility(op, average)
+    check_set(process_set)
     if not tensors:
         return tensors
     sparse = [each for each in tensors if isinstance(each, tf.IndexedSlices)]
