@@ -123,7 +123,7 @@ NAMES = """
         for part in parts.split():
             found = importlib.import_module(f"horovod.{name}.{part}")
             assert found is importlib.import_module(f"{ours.__name__}.{part}"), (name, part)
-        assert hvd.init is horovod.torch.init, "one engine"
+        assert hvd.shutdown is horovod.torch.shutdown, "one engine"
     hvd.init()
     print(hvd.rank(), hvd.size())
 """
