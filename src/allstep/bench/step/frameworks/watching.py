@@ -25,12 +25,13 @@ from typing import Any
 from allstep.comm.timeline import recorder
 from allstep.hvd.gradient_list import GradientList
 
+_DLPACK = ["to_torch", "to_tensorflow"]
 # Functions of the bridges that are looked up when a step runs: (module, names).
 _BRIDGES = {
     "keras-torch": ("allstep.keras.bridges.torch_bridge", ["_writable"]),
-    "keras-tensorflow": ("allstep.keras.bridges.tensorflow_bridge", ["_view", "_tensor"]),
+    "keras-tensorflow": ("allstep.keras_shared.tensorflow_bridge", _DLPACK),
     "keras-jax": ("allstep.keras.bridges.jax_bridge", ["_Handler.__call__"]),
-    "tensorflow": ("allstep.tensorflow.calls", ["to_torch", "to_tensorflow"]),
+    "tensorflow": ("allstep.tensorflow.calls", _DLPACK),
     "mxnet": ("allstep.mxnet.trainer", ["write_view"]),
 }
 
