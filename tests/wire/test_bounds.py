@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -268,6 +269,7 @@ def test_a_parked_request_waits_until_all_keys_are_there_at_once() -> None:
     assert waiting.next_deadline == 10.0
     assert waiting.overdue(9.9) == []
     assert waiting.take("rank") is request
+    assert waiting.next_deadline == float("inf"), "no request is left to wait for"
     assert request.missing({b"a", b"b"}) == b"c"
     assert request.missing({b"b", b"c"}) == b"a", "deleted meanwhile"
     assert request.missing({b"a", b"b", b"c"}) is None
@@ -296,3 +298,27 @@ def test_a_key_that_is_deleted_before_the_others_come(server: Server, client: Cl
     client.set("a", b"1")
     waiting.join(30)
     assert found == [[b"1", b"2"]]
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_server_sleeps_after_the_deadline_of_an_answered_request(
+    server: Server, client: Client
+) -> None:
+    waiting = threading.Thread(target=client.get_all, args=(["a"], 0.5))
+    waiting.start()
+    wait_until(lambda: len(server._waiting) == 1, 30, "the waiting request")
+    server.set("a", b"1")
+    waiting.join(30)
+    time.sleep(0.6)
+    iterations = 0
+    run_once = server._run_once
+
+    def counted() -> None:
+        nonlocal iterations
+        iterations += 1
+        run_once()
+
+    server._run_once = counted  # type: ignore[method-assign]
+    server.set("b", b"1")
+    time.sleep(0.3)
+    assert iterations <= 3

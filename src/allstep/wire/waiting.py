@@ -47,8 +47,8 @@ class WaitingRequests(Generic[Peer]):
         self._requests: dict[Peer, tuple[Request, bytes]] = {}
         # A dict keeps the order of arrival.
         self._by_key: dict[bytes, dict[Peer, None]] = {}
-        # No later than the first deadline. Removing a request may leave it too early, which costs
-        # one idle iteration of the server.
+        # No later than the first deadline; infinity without requests. Removing one of several may
+        # leave it too early, which costs one idle iteration of the server.
         self.next_deadline = float("inf")
 
     def __contains__(self, peer: Peer) -> bool:
@@ -71,6 +71,9 @@ class WaitingRequests(Generic[Peer]):
             del waiting[peer]
             if not waiting:
                 del self._by_key[missing]
+        if not self._requests:
+            # A deadline that is left over would never be removed: the server would not sleep again.
+            self.next_deadline = float("inf")
         return request
 
     def waiting_for(self, key: bytes) -> list[Peer]:
