@@ -304,7 +304,11 @@ def test_a_key_that_is_deleted_before_the_others_come(server: Server, client: Cl
 def test_the_server_sleeps_after_the_deadline_of_an_answered_request(
     server: Server, client: Client
 ) -> None:
-    waiting = threading.Thread(target=client.get_all, args=(["a"], 0.5))
+    def wait() -> None:
+        client.get_all(["a"], 0.5)
+        client.close()
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     wait_until(lambda: len(server._waiting) == 1, 30, "the waiting request")
     server.set("a", b"1")
