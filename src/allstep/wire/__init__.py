@@ -20,9 +20,11 @@ After the handshake, requests and replies alternate::
 
     request = operation | argument ...
     reply   = "ok" | value ...    or    "late" | the missing keys    or    "bad" | the reason
+              or "ended" | the value of the key that ended the wait
 
 A `get` or `wait` for an absent key waits in the server until the key is set or the request times
-out, so no client polls (`waiting`). One client is one process; each of its threads has a
+out, so no client polls (`waiting`). A wait may name a key that ends it, such as the notice that a
+world has ended: a rank that waits for a lost one then knows at once. One client is one process; each of its threads has a
 connection of its own, so that a thread that waits delays no other thread.
 
 A faulty rank can neither fill nor starve the store: values, replies and bytes in flight are bounded
@@ -30,8 +32,16 @@ A faulty rank can neither fill nor starve the store: values, replies and bytes i
 no request can end the server's thread.
 """
 
-from allstep.wire.client import Client, KeysLate
+from allstep.wire.client import Client, KeysLate, WaitEnded
 from allstep.wire.frames import format_addresses, new_token, parse_addresses
 from allstep.wire.server import Server
 
-__all__ = ["Client", "KeysLate", "Server", "format_addresses", "new_token", "parse_addresses"]
+__all__ = [
+    "Client",
+    "KeysLate",
+    "Server",
+    "WaitEnded",
+    "format_addresses",
+    "new_token",
+    "parse_addresses",
+]

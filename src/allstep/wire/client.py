@@ -30,6 +30,14 @@ class KeysLate(TimeoutError):
         self.keys = keys
 
 
+class WaitEnded(RuntimeError):
+    """The key that ends a `get` or `wait` (`unless`) is set; `value` is its value."""
+
+    def __init__(self, key: str, value: bytes) -> None:
+        super().__init__(f"the wait ended, because the key {key} is set")
+        self.value = value
+
+
 class Client:
     """A process's access to the store.
 
@@ -75,13 +83,21 @@ class Client:
         """Wait until a key is set, at most `timeout` seconds (KeysLate), and return its value."""
         return self._request_and_wait("get", [key], timeout)[0]
 
-    def get_all(self, keys: Sequence[str], timeout: float) -> list[bytes]:
-        """Wait until all keys are set, at most `timeout` seconds, and return their values."""
-        return self._request_and_wait("get", keys, timeout)
+    def get_all(
+        self, keys: Sequence[str], timeout: float, unless: str | None = None
+    ) -> list[bytes]:
+        """Wait until all keys are set, at most `timeout` seconds, and return their values.
 
-    def wait(self, keys: Sequence[str], timeout: float) -> None:
-        """Wait until all keys are set, at most `timeout` seconds (KeysLate)."""
-        self._request_and_wait("wait", keys, timeout)
+        unless: a key that ends the wait with WaitEnded if it is set before the others are.
+        """
+        return self._request_and_wait("get", keys, timeout, unless)
+
+    def wait(self, keys: Sequence[str], timeout: float, unless: str | None = None) -> None:
+        """Wait until all keys are set, at most `timeout` seconds (KeysLate).
+
+        unless: as for `get_all`.
+        """
+        self._request_and_wait("wait", keys, timeout, unless)
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter of 64 bits, which starts at 0, and return its new value."""
@@ -137,26 +153,33 @@ class Client:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _request_and_wait(self, operation: str, keys: Sequence[str], timeout: float) -> Fields:
+    def _request_and_wait(
+        self, operation: str, keys: Sequence[str], timeout: float, unless: str | None = None
+    ) -> Fields:
         """Wait for keys in requests of at most an hour, which the timers of both kernels can count.
 
         The socket's timeout is 10 s longer than the request's, so that the reply "late" arrives.
         """
+        ending = [] if unless is None else [unless]
+        operation = f"{operation}_unless" if ending else operation
         end = time.monotonic() + checked(timeout)
         while (left := end - time.monotonic()) > HOUR:
             with contextlib.suppress(KeysLate):
-                return self._request(operation, b"%f" % HOUR, *keys, timeout=HOUR + 10.0)
-        return self._request(operation, b"%f" % left, *keys, timeout=max(0.0, left) + 10.0)
+                return self._request(operation, *ending, b"%f" % HOUR, *keys, timeout=HOUR + 10.0)
+        limit = max(0.0, left) + 10.0
+        return self._request(operation, *ending, b"%f" % left, *keys, timeout=limit)
 
     def _request(self, operation: str, *arguments: str | bytes, timeout: float = 30.0) -> Fields:
         """Send a request and return the values of its reply; `timeout` is the socket's, in seconds.
 
-        Raises KeysLate and ValueError for replies with that status, ConnectionError for a lost
-        store.
+        Raises KeysLate, WaitEnded and ValueError for replies with that status, ConnectionError for
+        a lost store.
         """
         status, *values = self._exchange(_frame(operation, arguments), timeout)
         if status == b"late":
             raise KeysLate([key.decode() for key in values])
+        if status == b"ended":
+            raise WaitEnded(str(arguments[0]), values[0])
         if status == b"bad":
             raise ValueError(f"the store refused {operation}: {values[0].decode()}")
         return values

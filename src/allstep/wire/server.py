@@ -272,7 +272,10 @@ class Server:
         connection.request_nbytes = len(body)
         operation, *arguments = unpack(body, _MAX_FIELDS)
         if operation in (b"get", b"wait"):
-            self._respond(connection, self._wait, connection, operation, *arguments)
+            self._respond(connection, self._wait, connection, operation, None, *arguments)
+        elif operation in (b"get_unless", b"wait_unless"):
+            kind = operation.removesuffix(b"_unless")
+            self._respond(connection, self._wait, connection, kind, *arguments)
         else:
             self._respond(connection, self._execute, operation, arguments)
 
@@ -291,9 +294,16 @@ class Server:
         with self._lock:
             return [b"ok", *method(*arguments)]
 
-    def _wait(self, connection: Connection, kind: bytes, seconds: bytes, *keys: bytes) -> _Reply:
+    def _wait(
+        self,
+        connection: Connection,
+        kind: bytes,
+        unless: bytes | None,
+        seconds: bytes,
+        *keys: bytes,
+    ) -> _Reply:
         """Return the reply to a new `get` or `wait`, or None if it has to wait."""
-        request = Request(keys, kind == b"get", time.monotonic() + _seconds(seconds))
+        request = Request(keys, kind == b"get", time.monotonic() + _seconds(seconds), unless)
         return self._answer(connection, request)
 
     def _check_again(self, connection: Connection) -> None:
@@ -310,6 +320,8 @@ class Server:
             missing = request.missing(values)
             if missing is None:
                 return [b"ok", *(self._table.get(request.keys) if request.wants_values else [])]
+            if request.unless is not None and request.unless in values:
+                return [b"ended", *self._table.get((request.unless,))]
             if time.monotonic() < request.deadline:
                 self._waiting.add(connection, request, missing)
                 return None
