@@ -78,10 +78,13 @@ class Ranks:
         timeout: float = 90,
         hosts: Sequence[str] | None = None,
         env: dict[str, str] | None = None,
+        envs: Sequence[dict[str, str]] | None = None,
+        alongside: Callable[[wire.Server], None] | None = None,
     ) -> list[Outcome]:
         """How each rank ended, whatever it did.
 
-        A rank that is not done after `timeout` seconds fails the test.
+        A rank that is not done after `timeout` seconds fails the test. `envs`: variables of each
+        rank. `alongside`: called with the store once the ranks run, in this process.
         """
         self.calls += 1
         folder = self.folder / f"ranks-{self.calls}"
@@ -96,22 +99,25 @@ class Ranks:
             }
             worlds = places(hosts or ["testhost"] * num_ranks)
             request = {
-                "env": [{**common, **world.to_env()} for world in worlds],
+                "env": [
+                    {**common, **world.to_env(), **(envs[world.rank] if envs else {})}
+                    for world in worlds
+                ],
                 "folder": str(folder),
                 "path": sys.path,
                 "call": cloudpickle.dumps((function, args)),
             }
             self.link.send(request)
             pids = self.link.recv()
-            late = not self.link.poll(timeout)
+            problem = _problem_of(alongside, store)
+            late = problem is not None or not self.link.poll(timeout)
             for pid in pids:
                 kill_group(pid)
             codes = self.link.recv()
         outcomes = [outcome_in(folder, rank, code) for rank, code in enumerate(codes)]
         if late:
-            pytest.fail(
-                f"not done after {timeout} s:\n" + "\n".join(map(describe, outcomes)), pytrace=False
-            )
+            reason = problem or f"not done after {timeout} s"
+            pytest.fail(f"{reason}:\n" + "\n".join(map(describe, outcomes)), pytrace=False)
         return outcomes
 
     def close(self) -> None:
@@ -165,6 +171,16 @@ def outcome_in(folder: Path, rank: int, code: int) -> Outcome:
         out.read_text(errors="replace") if out.exists() else "",
         pickle.loads(result.read_bytes()) if result.exists() else None,
     )
+
+
+def _problem_of(alongside: Callable[[wire.Server], None] | None, store: wire.Server) -> str | None:
+    """Call what runs alongside the ranks; return why it failed, or None."""
+    try:
+        if alongside is not None:
+            alongside(store)
+    except Exception as error:
+        return f"alongside the ranks: {type(error).__name__}: {error}"
+    return None
 
 
 def describe(outcome: Outcome) -> str:

@@ -78,16 +78,23 @@ def start(
     running = current()
     if running is not None:
         return running
-    joined = session().join()
-    try:
-        engine = _start(joined, process_sets, dynamic)
-    except BaseException:
-        session().part()
-        raise
+    engine = _join_and_start(process_sets, dynamic)
     _process.engine = engine
     _process.register()
     _begin(engine, hooks)
     return engine
+
+
+def _join_and_start(process_sets: Sequence[Sequence[int]], dynamic: bool) -> Engine:
+    """Start the engine; if the world of an elastic run ends meanwhile, in the next one."""
+    while True:
+        joined = session().join()
+        try:
+            return _start(joined, process_sets, dynamic)
+        except BaseException as error:
+            session().part()
+            if not session().may_join_next(joined, error):
+                raise
 
 
 def _begin(engine: Engine, hooks: Callable[[Engine], Hooks] | None) -> None:

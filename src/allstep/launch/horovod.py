@@ -10,24 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from allstep.launch.search_path import with_first
-from allstep.world import World
 
 # The version of Horovod whose API allstep implements.
 API_VERSION = "0.28.1"
 FOLDER = Path(__file__).parent.parent / "horovod_path"
-
-
-def place_variables(world: World) -> dict[str, str]:
-    """Return rank, sizes and host of one worker as Horovod's variables."""
-    return {
-        "HOROVOD_HOSTNAME": world.host,
-        "HOROVOD_RANK": str(world.rank),
-        "HOROVOD_SIZE": str(world.size),
-        "HOROVOD_LOCAL_RANK": str(world.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(world.local_size),
-        "HOROVOD_CROSS_RANK": str(world.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(world.cross_size),
-    }
 
 
 def host_variables(store: tuple[str, int], env: Mapping[str, str]) -> dict[str, str]:

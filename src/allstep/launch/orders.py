@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from allstep import machine
 from allstep.errors import ConfigError
-from allstep.launch import horovod
 from allstep.launch.host_connection import HostConnection
 from allstep.launch.hosts import ssh
 from allstep.launch.hosts.addresses import choose_address
@@ -104,7 +103,7 @@ class Orders:
 
     def _place(self, rank: int) -> dict[str, str]:
         """Return the variables of one rank."""
-        return {**self.worlds[rank].to_env(), **horovod.place_variables(self.worlds[rank])}
+        return {**self.worlds[rank].to_env(), **self.worlds[rank].to_horovod_env()}
 
     def _common(self, addresses: Sequence[str], index: int) -> dict[str, str]:
         """Return the variables that all workers of a host share."""

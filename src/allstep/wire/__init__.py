@@ -24,8 +24,8 @@ After the handshake, requests and replies alternate::
 
 A `get` or `wait` for an absent key waits in the server until the key is set or the request times
 out, so no client polls (`waiting`). A wait may name a key that ends it, such as the notice that a
-world has ended: a rank that waits for a lost one then knows at once. One client is one process; each of its threads has a
-connection of its own, so that a thread that waits delays no other thread.
+world has ended: a rank that waits for a lost one then knows at once. One client is one process;
+each of its threads has a connection of its own, so that a thread that waits delays no other thread.
 
 A faulty rank can neither fill nor starve the store: values, replies and bytes in flight are bounded
 (`table`, `server`), the server serves one request per connection in each iteration of its loop, and

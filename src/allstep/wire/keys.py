@@ -1,12 +1,23 @@
 """Keys of the store that launcher and ranks share: one side writes them, the other reads them.
 
-=========================  ========  ============================================================
-key                        writer    value
-=========================  ========  ============================================================
-`allstep/hosts`            launcher  JSON: the host of each rank
-`allstep/failure/<rank>`   rank      JSON: the first failure of the rank (`comm.health.failure`):
-                                     `kind`, `reason`, `peer` (the rank it blames, also itself)
-=========================  ========  ============================================================
+===============================  ========  ======================================================
+key                              writer    value
+===============================  ========  ======================================================
+`allstep/hosts`                  launcher  JSON: the host of each rank
+`allstep/failure/<rank>`         rank      JSON: the first failure of the rank
+                                           (`comm.health.failure`): `kind`, `reason`, `peer` (the
+                                           rank it blames, also itself)
+`elastic/ask/<ticket>/<n>`       worker    JSON: it waits for its n-th place. `card`: host, pid,
+                                           cores, addresses. `generation`: the one that it left,
+                                           or null. `updates`: how many it has applied
+`elastic/place/<ticket>/<n>`     launcher  JSON: its n-th place: `generation`, `rank`, `cards` of
+                                           all ranks, `source`, `new`, `reason`; or `dismissed`:
+                                           why it has none
+`elastic/end/<generation>`       launcher  text: why the generation has ended
+===============================  ========  ======================================================
+
+In an elastic run (D14) a worker has a ticket from the launcher, which it keeps while its rank
+changes.
 """
 
 HOSTS = "allstep/hosts"
@@ -15,3 +26,18 @@ HOSTS = "allstep/hosts"
 def failure_of(rank: int) -> str:
     """Return the key of a rank's failure record."""
     return f"allstep/failure/{rank}"
+
+
+def ask_of(ticket: str, number: int) -> str:
+    """Return the key under which a worker asks for its place, the first time with number 0."""
+    return f"elastic/ask/{ticket}/{number}"
+
+
+def place_of(ticket: str, number: int) -> str:
+    """Return the key of the answer to `ask_of`."""
+    return f"elastic/place/{ticket}/{number}"
+
+
+def end_of(generation: int) -> str:
+    """Return the key of the notice that a generation has ended."""
+    return f"elastic/end/{generation}"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from allstep.world.detect import detect_place
 from allstep.world.launcher_variables import NONE, Environment
 
+_GENERATION = "ALLSTEP_GENERATION"
+
 
 @dataclass(frozen=True)
 class World:
@@ -16,7 +18,8 @@ class World:
     rank, size: number of this process among all, and their number. local_rank, local_size: the same
     among the processes of its host. cross_rank, cross_size: number of its host among the hosts that
     have a process with this local_rank, and their number. host: name of the host. launcher: a name
-    of `LAUNCHERS`, or "none" for a process that no launcher started.
+    of `LAUNCHERS`, or "none" for a process that no launcher started. generation: how often the
+    workers of this run have formed a new world; 0 for the first (D14).
     """
 
     rank: int
@@ -27,15 +30,7 @@ class World:
     cross_size: int
     host: str
     launcher: str
-
-    @property
-    def generation(self) -> int:
-        """Return how often the ranks of this run have formed a new world; 0 for the first (D14).
-
-        Always 0 so far. Not a field yet: `run.jsonl` records the fields, and the environment, which
-        is written once per process, could not carry it.
-        """
-        return 0
+    generation: int = 0
 
     @classmethod
     def detect(cls, launcher: str | None = None, env: Environment | None = None) -> "World":
@@ -48,8 +43,12 @@ class World:
         Where a launcher does not report hosts, cross_rank and cross_size assume equal hosts, filled
         one after the other; `allstep.init()` asks all ranks and returns the exact values.
         """
-        place = detect_place(launcher, os.environ if env is None else env)
-        return cls.alone() if place is None else cls(*place)
+        env = os.environ if env is None else env
+        place = detect_place(launcher, env)
+        if place is None:
+            return cls.alone()
+        is_ours = place.launcher == "allstep"
+        return cls(*place, generation=int(env.get(_GENERATION, "0")) if is_ours else 0)
 
     @classmethod
     def alone(cls) -> "World":
@@ -70,10 +69,23 @@ class World:
             "WORLD_SIZE": str(self.size),
             "LOCAL_RANK": str(self.local_rank),
             "LOCAL_WORLD_SIZE": str(self.local_size),
+            **({_GENERATION: str(self.generation)} if self.generation else {}),
+        }
+
+    def to_horovod_env(self) -> dict[str, str]:
+        """Return the place as Horovod's variables, which its scripts read."""
+        return {
+            "HOROVOD_HOSTNAME": self.host,
+            "HOROVOD_RANK": str(self.rank),
+            "HOROVOD_SIZE": str(self.size),
+            "HOROVOD_LOCAL_RANK": str(self.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(self.local_size),
+            "HOROVOD_CROSS_RANK": str(self.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(self.cross_size),
         }
 
 
-def places(hosts: Sequence[str], launcher: str = "allstep") -> list[World]:
+def places(hosts: Sequence[str], launcher: str = "allstep", generation: int = 0) -> list[World]:
     """Return the worlds of all ranks if rank i runs on hosts[i]."""
     members: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -83,5 +95,5 @@ def places(hosts: Sequence[str], launcher: str = "allstep") -> list[World]:
         local_rank = members[host].index(rank)
         same = [name for name, ranks in members.items() if len(ranks) > local_rank]
         local, cross = (local_rank, len(members[host])), (same.index(host), len(same))
-        worlds.append(World(rank, len(hosts), *local, *cross, host, launcher))
+        worlds.append(World(rank, len(hosts), *local, *cross, host, launcher, generation))
     return worlds

@@ -41,12 +41,7 @@ def _create_for_torch(
 
 def create(options: _DistributedBackendOptions, backend_options: Any = None) -> AllstepGroup:
     """Create one group, on all its ranks at once."""
-    store, rank, size, timeout = (
-        options.store,
-        options.group_rank,
-        options.group_size,
-        options.timeout,
-    )
+    store, rank, size, timeout = _basics(options)
     chosen = (
         backend_options if isinstance(backend_options, Options) else Options(nccl=backend_options)
     )
@@ -54,6 +49,16 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
     guard = Guard(
         PrefixStore("guard/", store), rank, size, timeout.total_seconds(), names, host_name()
     )
+    try:
+        return _create(options, chosen, guard)
+    except BaseException:
+        # A rank was lost while the group was being formed.
+        guard.close(guard)
+        raise
+
+
+def _create(options: _DistributedBackendOptions, chosen: Options, guard: Guard) -> AllstepGroup:
+    store, rank, size, timeout = _basics(options)
     far = connected(PrefixStore("gloo/", store), rank, size, timeout, guard)
     _copy_names(far.gloo.options, options)
     far.gloo._set_sequence_number_for_group()
@@ -66,6 +71,10 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
     leave_card(store, rank)
     group.local = join_hosts(PrefixStore("host/", store), rank, size, timeout, chosen, guard)
     return group
+
+
+def _basics(options: _DistributedBackendOptions) -> tuple[Store, int, int, timedelta]:
+    return options.store, options.group_rank, options.group_size, options.timeout
 
 
 def create_apart(

@@ -4,7 +4,9 @@ Five steps: detect our rank, find the store that all ranks share, wait there for
 (`joined`), set threads and GPU, and create torch's default process group. A single process is a
 real group, too.
 
-The state of a process is one object, a `Session`. It can be closed and opened again.
+The state of a process is one object, a `Session`. It can be closed and opened again. In an elastic
+run it is then in the next world, with another rank and other members (`rejoin`). If that world ends
+while it is being formed, the session joins the one after it.
 """
 
 import atexit
@@ -21,7 +23,8 @@ from allstep.comm.group.joined import Joined, join_ranks
 from allstep.comm.group.named_group import NAME
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
-from allstep.errors import WorldError
+from allstep.comm.join.membership import membership
+from allstep.errors import CommError, WorldError
 from allstep.world import World
 
 
@@ -59,17 +62,21 @@ class Session:
         """Join the other ranks and create torch's default group, unless that has been done."""
         # A second thread waits for the world that the first one joins.
         with self._lock:
-            if self._default is not None:
-                return self._default.joined.world
-            joined = self.join(launcher)
-            try:
-                made = DefaultGroup(joined)
-            except BaseException:
-                self.part()
-                raise
-            self._default = made
+            while self._default is None:
+                joined = self.join(launcher)
+                try:
+                    self._default = DefaultGroup(joined)
+                except BaseException as error:
+                    self.part()
+                    if not self.may_join_next(joined, error):
+                        raise
             self._leave_at_exit()
-            return joined.world
+            return self._default.joined.world
+
+    def may_join_next(self, joined: Joined, error: BaseException) -> bool:
+        """Return whether a world that failed while it was formed is followed by another one."""
+        is_left = self._joined is not joined
+        return isinstance(error, CommError) and joined.is_elastic and is_left
 
     def shutdown(self) -> None:
         """Destroy the groups and leave the other ranks. `init` may be called again."""
@@ -103,11 +110,15 @@ class DefaultGroup:
 
     def __init__(self, joined: Joined) -> None:
         self.joined = joined
-        self._is_ours = _make_group(joined)
-        # A rank must not leave while another one still connects to it.
-        joined.wait_for_all("joined")
         self.by_purpose: dict[str, AllstepGroup] = {}
         self.closers: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._is_ours = _make_group(joined)
+        try:
+            # A rank must not leave while another one still connects to it.
+            joined.wait_for_all("joined")
+        except BaseException:
+            self.close()
+            raise
 
     def group_for(self, purpose: str) -> AllstepGroup:
         """Return the group of this purpose; all ranks make it together at the first call."""
@@ -152,6 +163,24 @@ def shutdown() -> None:
     _session.shutdown()
 
 
+def rejoin(updates: int = 0) -> World:
+    """Leave the world, join the next one of an elastic run in this process, and return it.
+
+    Called when a rank was lost (PeerLost), or when the launcher asks for it. All groups of the old
+    world end. `updates`: how many updates this process has applied to its state, by which the
+    launcher chooses the rank whose state the others take. Raises `Dismissed` if this process is not
+    in the next world.
+    """
+    member = membership()
+    if member is None:
+        raise WorldError(
+            "rejoin(): the world of this run is fixed; start it with `allstep run --min-np N`"
+        )
+    member.updates = updates
+    _session.shutdown()
+    return _session.init()
+
+
 def group_for(purpose: str) -> AllstepGroup:
     """Return a group of all ranks besides torch's default one; the same one for each `purpose`.
 
@@ -187,14 +216,20 @@ def _make_group(joined: Joined) -> bool:
         return False
     if torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
-    dist.init_process_group(
-        NAME,
-        store=joined.fresh_store("group"),
-        rank=world.rank,
-        world_size=world.size,
-        # For connecting to each other.
-        timeout=timedelta(seconds=limits.start),
-    )
+    count = dist.distributed_c10d._world.group_count
+    try:
+        dist.init_process_group(
+            NAME,
+            store=joined.fresh_store("group"),
+            rank=world.rank,
+            world_size=world.size,
+            # For connecting to each other.
+            timeout=timedelta(seconds=limits.start),
+        )
+    except BaseException:
+        # torch numbers groups, also one that failed on this rank and was not begun on another.
+        dist.distributed_c10d._world.group_count = count
+        raise
     _allow(limits.timeout)
     return True
 

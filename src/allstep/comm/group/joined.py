@@ -3,13 +3,16 @@
 The cards make the world exact. A launcher gives each rank its own position, often not the others'.
 From the cards every rank computes the same result: which ranks share a host, which cores they may
 use, and which interface leads to the other hosts. Missing ranks are named in the error.
+
+In an elastic run the launcher collects the cards and sends them to every rank of the next world
+(`membership`). All that ranks count in step starts at zero there, below a key of the generation.
 """
 
 import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -18,15 +21,23 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import machine
+from allstep.comm.health.generation_end import EndWatch
 from allstep.comm.health.threads import watch
 from allstep.comm.join.attendance import attend, differing_programs, leave, program
 from allstep.comm.join.launcher_store import WireStore, collect
-from allstep.comm.join.rendezvous import Rendezvous, expected_host, find_store
-from allstep.comm.timeline.timeline import begin_if_asked, stop_timeline
+from allstep.comm.join.membership import Membership, membership
+from allstep.comm.join.rendezvous import (
+    Rendezvous,
+    connect_to_launcher,
+    expected_host,
+    find_store,
+)
+from allstep.comm.timeline.timeline import begin_if_asked, count_again, stop_timeline
 from allstep.console.escape import print_notice
-from allstep.errors import WorldError
+from allstep.errors import CommError, PeerLost, WorldError
 from allstep.limits import Limits, read_limits
 from allstep.process.liveness import namespace
+from allstep.wire.keys import end_of
 from allstep.world import World, local_variables, node_of, places
 
 
@@ -45,6 +56,8 @@ class Joined:
     number: int
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that were set when the ranks joined."""
+    end_watch: EndWatch | None = None
+    """Waits for the end of this generation; None in a fixed world."""
     _used: Counter[str] = field(default_factory=Counter)
 
     def fresh_store(self, what: str) -> Store:
@@ -74,6 +87,11 @@ class Joined:
             )
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether the world may be followed by another one in the same processes."""
+        return self.end_watch is not None
+
+    @property
     def nodes(self) -> list[str]:
         """The host of each rank, by a name that no other host has."""
         return _nodes(self.cards)
@@ -92,7 +110,10 @@ class Joined:
     def close(self) -> None:
         """Leave the other ranks; close the store's connection, and its server if we run it."""
         stop_timeline()
-        leave(self.rendezvous.store, self.world, self.number)
+        if self.end_watch is None:
+            leave(self.rendezvous.store, self.world, self.number)
+        else:
+            self.end_watch.close()
         _close(self.rendezvous)
         # Processes started later, perhaps on other hosts, must not inherit our interface.
         for name, value in self.variables.items():
@@ -107,6 +128,51 @@ def _close(rendezvous: Rendezvous) -> None:
 
 
 def join_ranks(launcher: str | None) -> Joined:
+    """Join the other ranks of a fixed world, or those of the next world of an elastic run."""
+    member = membership()
+    if member is None:
+        return _join_fixed(launcher)
+    while True:
+        try:
+            return _join_generation(member)
+        except PeerLost:
+            # This world has ended already: a second rank was lost. Another one follows.
+            continue
+
+
+def _join_generation(member: Membership) -> Joined:
+    """Ask the launcher for our place, with the cards of all ranks."""
+    limits = read_limits()
+    store = connect_to_launcher(limits)
+    rendezvous = Rendezvous(store)
+    try:
+        place = member.ask(store.client, _card(World.detect(), store))
+        world, cards = place.world, _with_local_ranks(place.cards)
+        store.unless = end_of(place.generation)
+        os.environ.update({**world.to_env(), **world.to_horovod_env()})
+        _take_cores(world, cards)
+        variables = _choose_interface(world, cards)
+        number = place.generation + 1
+        count_again()
+        begin_if_asked(PrefixStore(f"allstep/{number}", store), world.rank, world.size)
+    except BaseException:
+        _close(rendezvous)
+        raise
+    # A connection of its own, which `close` ends.
+    end_watch = EndWatch(connect_to_launcher(limits).client, place.generation, world.rank)
+    return Joined(world, rendezvous, limits, cards, number, variables, end_watch)
+
+
+def _with_local_ranks(cards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the cards with each rank's number on its host, in this world."""
+    worlds = places([card["host"] for card in cards])
+    return [
+        {**card, "local_rank": world.local_rank, "local_size": world.local_size}
+        for card, world in zip(cards, worlds, strict=True)
+    ]
+
+
+def _join_fixed(launcher: str | None) -> Joined:
     """Find the store, write our card, and wait for those of all ranks."""
     limits = read_limits()
     world = World.detect(launcher)
@@ -143,6 +209,9 @@ def _wait_for_all(
     started = time.monotonic()
     try:
         return collect(fresh, "rank", world.rank, world.size, value, limits.start)
+    # The generation has ended.
+    except CommError:
+        raise
     except RuntimeError as error:
         missing = [rank for rank in range(world.size) if not fresh.check([f"rank/{rank}"])]
         raise WorldError(_absent(missing, world, store, time.monotonic() - started)) from error

@@ -205,12 +205,22 @@ class Guard:
         """End the group on all ranks.
 
         The first failure counts. When this returns, the group has a failure and it has been
-        published.
+        published. In an elastic run the loss of a rank ends its whole generation, so the other
+        groups of this process fail, too.
         """
+        if self._fail(failure, self._records.leave) and self._is_elastic:
+            watch().fail_all(failure)
+
+    def fail_alone(self, failure: Failure) -> None:
+        """End the group in this process; other ranks learn of it from the launcher."""
+        self._fail(failure, lambda _: None)
+
+    def _fail(self, failure: Failure, publish: Callable[[Failure], None]) -> bool:
+        """End the group; return False if it had ended before."""
         with self._failing:
             if self.failure is not None:
-                return
-            self._records.leave(failure)
+                return False
+            publish(failure)
             for channel in self._channels:
                 channel.post(failure)
             # From now on waiting threads raise. The other ranks of this host know of it by then.
@@ -220,6 +230,12 @@ class Guard:
         for operation in list(self.under_way.values()):
             if operation.on_failure is not None:
                 operation.on_failure()
+        return True
+
+    @property
+    def _is_elastic(self) -> bool:
+        store = root_of(self._store)
+        return isinstance(store, WireStore) and store.unless is not None
 
     def lose(self, rank: int) -> None:
         """Fail because the process of a rank of this host has ended, unless a failure is posted."""

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from allstep.comm.health.failure import Failure
 from allstep.process.thread_call import Call, CallTimeout
 
 _LEAVE_SECONDS = 2.0
@@ -38,6 +39,9 @@ class Group(Protocol):
 
     def round(self) -> float:
         """Do periodic work with the store; return seconds until the next call. May block."""
+
+    def fail_alone(self, failure: Failure) -> None:
+        """End the group in this process; other ranks and groups learn of it in another way."""
 
     def abandon(self) -> None:
         """Make blocked calls return: the process ends now."""
@@ -138,6 +142,11 @@ class Watch:
         for each in (thread, runner.thread if runner is not None else None):
             if each is not None and each is not threading.current_thread():
                 each.join(1.0)
+
+    def fail_all(self, failure: Failure) -> None:
+        """End all groups of this process, so that none of its threads waits for a lost rank."""
+        for group in self._all():
+            group.fail_alone(failure)
 
     def send(self, act: Callable[[], Any], seconds: float) -> Any:
         """Run `act` in the runner thread; see `Runner.send`."""

@@ -21,7 +21,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from allstep.errors import CollectiveTimeout, WorldError
+from allstep.errors import CollectiveTimeout, PeerLost, WorldError
 from allstep.limits import read_limits
 from allstep.world import World
 
@@ -67,6 +67,9 @@ def wait_for_all(
     began = time.monotonic()
     try:
         store.wait(keys, timedelta(seconds=seconds))
+    # The generation has ended.
+    except PeerLost:
+        raise
     except RuntimeError as error:
         missing = [each for each, key in enumerate(keys) if not store.check([key])]
         if missing:

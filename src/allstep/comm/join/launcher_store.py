@@ -4,14 +4,16 @@ torch calls a Python store from C++ under two names in camel case; both spelling
 passes the exception itself on, so a key that does not arrive raises torch's own `DistStoreError`.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import wire
+from allstep.errors import PeerLost
 
 # Seconds between two checks of a wait that may be ended.
 _CHECK_SECONDS = 0.5
@@ -21,12 +23,16 @@ class WireStore(Store):
     """A `torch.distributed.Store` over a `wire.Client`.
 
     Keep a reference to it as long as torch uses it: C++ alone does not keep its Python half alive.
+
+    `unless`: a key whose appearance ends every wait with PeerLost and its value as the reason: the
+    end of the generation, in an elastic run.
     """
 
-    def __init__(self, client: wire.Client, timeout: timedelta) -> None:
+    def __init__(self, client: wire.Client, timeout: timedelta, unless: str | None = None) -> None:
         super().__init__()
         self._client = client
         self._timeout = timeout
+        self.unless = unless
 
     @property
     def client(self) -> wire.Client:
@@ -57,19 +63,15 @@ class WireStore(Store):
         return self._client.check(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        try:
-            self._client.wait(keys, (timeout or self._timeout).total_seconds())
-        except TimeoutError as error:
-            raise dist.DistStoreError(str(error)) from error
+        with _torchs_errors():
+            self._client.wait(keys, (timeout or self._timeout).total_seconds(), self.unless)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         return self._client.compare_set(key, _bytes(expected), _bytes(desired))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        try:
-            return self._client.get_all(keys, self._timeout.total_seconds())
-        except TimeoutError as error:
-            raise dist.DistStoreError(str(error)) from error
+        with _torchs_errors():
+            return self._client.get_all(keys, self._timeout.total_seconds(), self.unless)
 
     def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
         for key, value in zip(keys, values, strict=True):
@@ -91,7 +93,18 @@ class WireStore(Store):
 
     def clone(self) -> "WireStore":
         """Return a store with the same client, which keeps one connection per thread."""
-        return WireStore(self._client, self._timeout)
+        return WireStore(self._client, self._timeout, self.unless)
+
+
+@contextlib.contextmanager
+def _torchs_errors() -> Iterator[None]:
+    """Raise torch's error for keys that are late, and PeerLost for a generation that has ended."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise dist.DistStoreError(str(error)) from error
+    except wire.WaitEnded as ended:
+        raise PeerLost(ended.value.decode()) from None
 
 
 def root_of(store: Store) -> Store:

@@ -76,12 +76,17 @@ def find_store(world: World, limits: Limits) -> Rendezvous:
     if world.launcher == NONE:
         return Rendezvous(HashStore())
     if world.launcher == "allstep":
-        return Rendezvous(_join(*_launchers_store(), limits))
+        return Rendezvous(connect_to_launcher(limits))
     if world.launcher == "torchrun":
         return Rendezvous(_torch_store(world, limits))
     if world.local_size == world.size:
         return _by_file(world, limits)
     return _between_hosts(world, limits)
+
+
+def connect_to_launcher(limits: Limits) -> WireStore:
+    """Return the store of the launcher that started this process."""
+    return _join(*_launchers_store(), limits)
 
 
 def _join(addresses: list[tuple[str, int]], token: str, limits: Limits) -> WireStore:

@@ -101,6 +101,11 @@ def begin_if_asked(store: Store, rank: int, size: int) -> None:
         begin(path, store, rank, size)
 
 
+def count_again() -> None:
+    """Number timelines from 0, as ranks that have just joined do; for a new generation."""
+    _process.number = 0
+
+
 def begin(path: str, store: Store, rank: int, size: int) -> None:
     """Start a timeline; all ranks of `store` call it together.
 

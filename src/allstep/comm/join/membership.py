@@ -1,0 +1,119 @@
+"""A worker of an elastic run asks the launcher for its place in each world (D14).
+
+```
+worker                                launcher
+ask/<ticket>/0: its card       ->     on standby
+                               <-     place/<ticket>/0: generation 0, rank, cards of all ranks
+... a rank is lost ...         <-     end/0: why
+ask/<ticket>/1: its updates    ->     ready
+                               <-     place/<ticket>/1: generation 1 ...
+```
+
+A worker keeps its ticket while its rank changes. One request gives it all that the ranks of a fixed
+world exchange: the card of every member, by rank. A worker that is not in the next world is
+dismissed instead.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from allstep import wire
+from allstep.errors import AllstepError, WorldError
+from allstep.wire.keys import ask_of, place_of
+from allstep.world import World, places
+
+TICKET = "ALLSTEP_TICKET"
+# The launcher decides how long a worker waits; if it ends, so does the connection.
+_WAIT_SECONDS = 7 * 86_400.0
+
+
+class Dismissed(AllstepError):
+    """This worker is not in the next world: its host was removed. It should exit."""
+
+    exit_code = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a worker in one generation.
+
+    cards: of all members, by rank. source: the rank whose state the others take; None in the first
+    generation. new: the ranks that were not in the generation before. reason: why the world was
+    formed.
+    """
+
+    generation: int
+    rank: int
+    cards: tuple[dict[str, Any], ...]
+    source: int | None
+    new: frozenset[int]
+    reason: str
+
+    @property
+    def world(self) -> World:
+        """The world of this place."""
+        hosts = [card["host"] for card in self.cards]
+        return places(hosts, generation=self.generation)[self.rank]
+
+
+class Membership:
+    """The membership of this process in an elastic run. `updates`: how many it has applied."""
+
+    def __init__(self, ticket: str) -> None:
+        self.ticket = ticket
+        self.updates = 0
+        self.place: Place | None = None
+        self._num_asked = 0
+
+    def ask(self, client: wire.Client, card: Mapping[str, Any]) -> Place:
+        """Wait until the launcher gives this worker its next place, and return it.
+
+        Raises Dismissed if there is none, WorldError if the launcher is lost.
+        """
+        number, self._num_asked = self._num_asked, self._num_asked + 1
+        last = None if self.place is None else self.place.generation
+        request = {"card": dict(card), "generation": last, "updates": self.updates}
+        try:
+            client.set(ask_of(self.ticket, number), json.dumps(request).encode())
+            reply = json.loads(client.get(place_of(self.ticket, number), _WAIT_SECONDS))
+        except ConnectionError as error:
+            raise WorldError(f"waiting for a place in the next world: {error}") from error
+        if "dismissed" in reply:
+            raise Dismissed(f"this worker is not in the next world: {reply['dismissed']}")
+        self.place = _read(reply)
+        return self.place
+
+
+def _read(reply: Mapping[str, Any]) -> Place:
+    return Place(
+        reply["generation"],
+        reply["rank"],
+        tuple(reply["cards"]),
+        reply["source"],
+        frozenset(reply["new"]),
+        reply["reason"],
+    )
+
+
+class _State:
+    """Holds the membership of this process, made at the first request."""
+
+    def __init__(self) -> None:
+        self.membership: Membership | None = None
+
+    def get(self) -> Membership | None:
+        ticket = os.environ.get(TICKET)
+        if ticket and (self.membership is None or self.membership.ticket != ticket):
+            self.membership = Membership(ticket)
+        return self.membership if ticket else None
+
+
+_process = _State()
+
+
+def membership() -> Membership | None:
+    """Return the membership of this process; None in a fixed world."""
+    return _process.get()
