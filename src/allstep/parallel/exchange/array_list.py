@@ -18,10 +18,10 @@ are usually two::
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ReduceOp
 from torch.nn import Parameter
 
 from allstep.comm.group.process_group import AllstepGroup
@@ -107,21 +107,36 @@ class ArrayList:
                 )
 
 
-class _InPlace(AllReduce):
-    """Reduces arrays in their own memory."""
+class _Fixed(AllReduce):
+    """Reduces slots, whose shapes and dtypes never change."""
 
     def _needs_its_layout(self, parameter: Parameter) -> bool:
         return False
 
+    def _described(self) -> tuple[Any, ...]:
+        return (id(self),)
 
-class _IntoBuffers(AllReduce):
+
+class _InPlace(_Fixed):
+    """Reduces arrays in their own memory."""
+
+
+class _IntoBuffers(_Fixed):
     """Reduces gradients into buffers of our own, and leaves the given ones as they are."""
 
     def _prepare(self) -> None:
         self._buffers: list[_Buffer] = []
+        self._is_free = [0.0] * _MAX_BUFFERS
 
-    def _needs_its_layout(self, parameter: Parameter) -> bool:
-        return False
+    def _more_flags(self) -> list[float]:
+        """Return which buffers this rank could use. All ranks must choose the same one, since they
+        sum in the memory of each other.
+        """
+        flags = [float(buffer.is_free()) for buffer in self._buffers]
+        return flags + [0.0] * (_MAX_BUFFERS - len(flags))
+
+    def _note_flags(self, sums: list[float]) -> None:
+        self._is_free = sums
 
     def _gradient(self, number: int, scale: float, absent: bool) -> Tensor:
         """Return what this rank adds: its gradient itself, or zero."""
@@ -140,8 +155,7 @@ class _IntoBuffers(AllReduce):
         """Sum gradients of one dtype in the buffer; its views become the results."""
         if len(gradients) < len(pack.views):
             pack.flat.zero_()
-        for number, gradient in gradients.items():
-            pack.views[number].copy_(gradient)
+        torch._foreach_copy_([pack.views[n] for n in gradients], list(gradients.values()))
         if self.rule.compress is None:
             self._measured_sum(pack.flat, scale)
         else:
@@ -151,17 +165,10 @@ class _IntoBuffers(AllReduce):
             self.named[number].parameter.grad = pack.views[number].detach()
 
     def _free_buffer(self, bucket: Bucket) -> "_Buffer":
-        """Return a buffer whose results no rank uses any more, or a new one.
-
-        All ranks must choose the same, since they sum in the memory of each other.
-        """
-        flags = torch.zeros(_MAX_BUFFERS)
-        for number, buffer in enumerate(self._buffers):
-            flags[number] = float(buffer.is_free())
-        self._add_up(flags, ReduceOp.MIN)
-        free: list[int] = flags.nonzero().flatten().tolist()
-        if free:
-            return self._buffers[free[0]]
+        """Return a buffer whose results no rank uses any more, or a new one."""
+        for buffer, count in zip(self._buffers, self._is_free, strict=False):
+            if count == self.group.size():
+                return buffer
         is_kept = len(self._buffers) < _MAX_BUFFERS
         buffer = _Buffer(self.group, self.named, bucket, is_shared=is_kept)
         if is_kept:

@@ -188,6 +188,13 @@ class Bucketed(ABC):
     def _prepare(self) -> None:
         """Prepare what depends on the layout, which all ranks have agreed on."""
 
+    def _more_flags(self) -> list[float]:
+        """Return flags to add up with the header, always as many."""
+        return []
+
+    def _note_flags(self, sums: list[float]) -> None:  # noqa: B027
+        """Take the sums of these flags over the ranks."""
+
     # One bucket
 
     def _reduce(self, bucket: Bucket, absent: bool = False) -> None:
@@ -209,13 +216,15 @@ class Bucketed(ABC):
 
         Also prepares the measurements that the ranks want; an absent rank learns them here.
         """
+        more, count = self._more_flags(), len(bucket.numbers)
         if absent:
-            header = absent_header(len(bucket.numbers))
+            header = absent_header(count, more)
         else:
             gradients = [self.named[number].parameter.grad for number in bucket.numbers]
-            header = own_header(gradients, self._weight, self._wanted)
+            header = own_header(gradients, self._weight, self._wanted, more)
         self._add_up(torch.from_numpy(header))
-        found = header_of(header, self.group.rank())
+        found = header_of(header, count, self.group.rank())
+        self._note_flags(found.more)
         self.present = found.present
         if found.wanted.own and self.own is None:
             self.own = Squares()
