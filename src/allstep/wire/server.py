@@ -27,6 +27,7 @@ from allstep.wire.acceptor import Acceptor, listen
 from allstep.wire.connection import Connection
 from allstep.wire.frames import Fields, pack, unpack
 from allstep.wire.key_table import MAX_NBYTES, Table
+from allstep.wire.subscription import Subscription
 from allstep.wire.timeouts import checked
 from allstep.wire.unauthenticated import AUTH_SECONDS, MAX_OPEN
 from allstep.wire.waiting import Request, WaitingRequests
@@ -83,6 +84,7 @@ class Server:
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._woken)
         self._connections: set[Connection] = set()
         self._waiting: WaitingRequests[Connection] = WaitingRequests()
+        self._subscriptions: list[Subscription] = []
         # Connections with a whole request in the inbox, to be served in the next iteration.
         self._queue: dict[Connection, None] = {}
         self._held = 0
@@ -119,6 +121,20 @@ class Server:
             found = self._table.keys(prefix.encode())
         return sorted(key.decode() for key in found)
 
+    def delete_prefix(self, prefix: str) -> int:
+        """Delete the keys that begin with `prefix`; return how many they were."""
+        with self._lock:
+            found = [key for key in self._table.values if key.startswith(prefix.encode())]
+            for key in found:
+                self._table.delete(key)
+        return len(found)
+
+    def subscribe(self, prefix: str) -> Subscription:
+        """Return a subscription to the keys with a prefix that appear from now on."""
+        made = Subscription(prefix)
+        self._subscriptions.append(made)
+        return made
+
     def close(self) -> None:
         """Stop serving; clients see their connection end."""
         if not self._closing:
@@ -129,8 +145,10 @@ class Server:
             # They are closed here and not in the thread: a client may wake it, so that it has ended
             # before `_wake` sends.
             if not self._thread.is_alive():
-                for end in (self._wake_out, self._wake_in):
-                    end.close()
+                self._wake_out.close()
+                self._wake_in.close()
+                for subscription in self._subscriptions:
+                    subscription.close()
 
     def __enter__(self) -> Self:
         return self
@@ -175,6 +193,8 @@ class Server:
         with self._lock:
             appeared = self._table.take_appeared()
         for key in appeared:
+            for subscription in self._subscriptions:
+                subscription.note(key)
             for connection in self._waiting.waiting_for(key):
                 self._guarded(self._check_again, connection)
 
