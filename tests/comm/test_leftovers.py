@@ -13,8 +13,12 @@ import torch.distributed as dist
 
 import allstep
 import allstep.torch as hvd
+from allstep import comm
+from allstep.comm.group.init import group_for
+from allstep.errors import PeerLost
 from conftest import SOAK
-from support.ranks import Ranks
+from support.generations import Generations, note, run_generations
+from support.ranks import Ranks, describe
 
 ROUNDS = 50 if SOAK else 10
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # torch's own pool of threads stays for good
@@ -160,3 +164,58 @@ def check(rank: int, found: list[tuple[str, Held, Held, Held]], rounds: int) -> 
             warm.num_maps,
             after.num_maps,
         )
+
+
+NUM_WORLDS = 200 if SOAK else 14
+
+
+def many_worlds(num_worlds: int) -> tuple[Held, Held]:
+    """Rejoin again and again, each time out of a collective that the end of the world breaks.
+
+    Return what is held between two worlds, before the first one and after the last.
+    """
+    before = held()
+    comm.init()
+    for number in range(num_worlds):
+        try:
+            while True:
+                dist.all_reduce(torch.ones(1000))
+                group_for("test").allreduce([torch.ones(10)]).wait()
+                note(f"ran/{number}")
+        except PeerLost:
+            comm.rejoin(number)
+        if number == WARM:
+            comm.shutdown()
+            warm = settled(before)
+            comm.init()
+    comm.shutdown()
+    return warm, settled(warm)
+
+
+@pytest.mark.soak
+def test_worlds_leave_nothing_behind(ranks: Ranks) -> None:
+    """No file, thread or map more in a process after the last world than after the first ones, and
+    no key more in the store.
+    """
+    tickets, num_keys = ["a", "b", "c"], []
+
+    def change(launcher: Generations) -> None:
+        for number in range(NUM_WORLDS):
+            launcher.form(tickets)
+            launcher.wait_for_notes(f"ran/{number}", tickets)
+            launcher.store.delete_prefix("ran/")
+            num_keys.append(len(launcher.store.keys("")))
+            launcher.end(f"world {number} ends")
+            if number == WARM:
+                launcher.form(tickets)
+        launcher.form(tickets)
+
+    outcomes = run_generations(
+        ranks, tickets, many_worlds, change, NUM_WORLDS, env=ONE_THREAD, timeout=600
+    )
+    for outcome in outcomes.values():
+        assert outcome.exit_code == 0, describe(outcome)
+        warm, last = outcome.result
+        assert last[:3] == warm[:3]
+        assert last.num_maps <= warm.num_maps + 2
+    assert num_keys[-1] <= num_keys[WARM] + 2, num_keys

@@ -19,11 +19,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from allstep import wire
+from allstep.comm.group.init import session
 from allstep.process.liveness import birth
 from allstep.wire.keys import ask_of, end_of, place_of
 from support.ranks import Outcome, Ranks
 
 _SECONDS = 40.0
+
+
+def note(text: str) -> None:
+    """Write to the store that this worker has come so far; called in a worker."""
+    default = session().default
+    assert default is not None
+    default.joined.rendezvous.store.set(f"{text}/{os.environ['ALLSTEP_TICKET']}", "")
 
 
 class Generations:
@@ -66,11 +74,15 @@ class Generations:
         """Form the next generation of these workers, by rank, once all wait for a place."""
         cards = [self.wait_for(ticket)["card"] for ticket in tickets]
         self.generation += 1
+        # All members have left the generation before.
+        self.store.delete_prefix(f"allstep/{self.generation}/")
+        self.store.delete_prefix("allstep/failure/")
         new = [rank for rank, ticket in enumerate(tickets) if ticket not in self._members]
         self._members = list(tickets)
         for rank, ticket in enumerate(tickets):
             self._answer(
                 ticket,
+                num_keys=len(self.store.keys("")),
                 generation=self.generation,
                 rank=rank,
                 cards=cards,
@@ -86,6 +98,7 @@ class Generations:
 
     def end(self, reason: str) -> None:
         """End the current generation."""
+        self.store.delete_prefix(end_of(self.generation - 1))
         self.store.set(end_of(self.generation), reason.encode())
 
     def kill(self, ticket: str) -> None:
@@ -95,6 +108,8 @@ class Generations:
     def _answer(self, ticket: str, **reply: Any) -> None:
         number = self._answered.get(ticket, 0)
         self._answered[ticket] = number + 1
+        self.store.delete_prefix(ask_of(ticket, number))
+        self.store.delete_prefix(place_of(ticket, number - 1))
         self.store.set(place_of(ticket, number), json.dumps(reply).encode())
 
 

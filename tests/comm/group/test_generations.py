@@ -12,7 +12,7 @@ from allstep import comm
 from allstep.comm.group.init import group_for, session
 from allstep.comm.join.membership import Dismissed
 from allstep.errors import PeerLost, WorldError
-from support.generations import Generations, run_generations
+from support.generations import Generations, note, run_generations
 from support.ranks import Ranks, describe
 
 
@@ -45,13 +45,6 @@ def until_lost() -> None:
             sum_of_ones()
     except PeerLost:
         return
-
-
-def note(text: str) -> None:
-    """Write to the store that this worker has come so far."""
-    default = session().default
-    assert default is not None
-    default.joined.rendezvous.store.set(f"{text}/{os.environ['ALLSTEP_TICKET']}", "")
 
 
 def two_worlds() -> list[object]:

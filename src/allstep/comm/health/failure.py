@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from allstep.errors import CollectiveMismatch, CollectiveTimeout, CommError, PeerLost
 
@@ -117,3 +117,11 @@ def blamed_rank(error: BaseException, rank: int) -> int | None:
         seen.add(id(at))
         at = at.__cause__ or at.__context__
     return rank
+
+
+class FailureChannel(Protocol):
+    """Memory that the ranks of a host share, in which a rank posts a failure for the others."""
+
+    def post(self, failure: Failure) -> None: ...
+
+    def posted(self) -> Failure | None: ...

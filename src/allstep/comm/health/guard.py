@@ -27,12 +27,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from torch._C._distributed_c10d import Store
 
 from allstep.comm.health.at_exit import destroy_later
-from allstep.comm.health.failure import Failure, Operation, blamed_rank
+from allstep.comm.health.failure import Failure, FailureChannel, Operation, blamed_rank
 from allstep.comm.health.failure_records import FailureRecords
 from allstep.comm.health.helper_thread import dismiss
 from allstep.comm.health.processes import Lives
@@ -40,7 +39,7 @@ from allstep.comm.health.sockets import Sockets
 from allstep.comm.health.stall_inquiry import rank_list
 from allstep.comm.health.stall_monitor import StallMonitor
 from allstep.comm.health.threads import watch
-from allstep.comm.join.launcher_store import WireStore, root_of
+from allstep.comm.join.launcher_store import WireStore, is_elastic, root_of
 from allstep.errors import CommError
 from allstep.limits import Limits, read_limits
 
@@ -48,14 +47,6 @@ from allstep.limits import Limits, read_limits
 _MIN_SILENCE = 2.0
 # The kind of a record of a rank that left without a failure.
 _LEFT = "left"
-
-
-class FailureChannel(Protocol):
-    """Memory that the ranks of a host share, in which a rank posts a failure for the others."""
-
-    def post(self, failure: Failure) -> None: ...
-
-    def posted(self) -> Failure | None: ...
 
 
 class Guard:
@@ -208,7 +199,7 @@ class Guard:
         published. In an elastic run the loss of a rank ends its whole generation, so the other
         groups of this process fail, too.
         """
-        if self._fail(failure, self._records.leave) and self._is_elastic:
+        if self._fail(failure, self._records.leave) and is_elastic(self._store):
             watch().fail_all(failure)
 
     def fail_alone(self, failure: Failure) -> None:
@@ -232,11 +223,6 @@ class Guard:
                 operation.on_failure()
         return True
 
-    @property
-    def _is_elastic(self) -> bool:
-        store = root_of(self._store)
-        return isinstance(store, WireStore) and store.unless is not None
-
     def lose(self, rank: int) -> None:
         """Fail because the process of a rank of this host has ended, unless a failure is posted."""
         self._check_channels()
@@ -257,8 +243,7 @@ class Guard:
 
     def own_end(self, what: str) -> Failure:
         """Return a failure that this rank causes itself. `what`: what it did."""
-        name = self.names[self.rank]
-        return self._failure("CommError", f"rank {name} has {what}", name)
+        return self._failure("CommError", f"rank {(me := self.names[self.rank])} has {what}", me)
 
     def _peer_lost(self, ranks: Sequence[int], why: str) -> Failure:
         reason = f"lost {rank_list(ranks, self.names)} ({why})"

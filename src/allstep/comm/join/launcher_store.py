@@ -114,6 +114,12 @@ def root_of(store: Store) -> Store:
     return store
 
 
+def is_elastic(store: Store) -> bool:
+    """Return whether the world of this store may end and be followed by another one."""
+    root = root_of(store)
+    return isinstance(root, WireStore) and root.unless is not None
+
+
 def collect(
     store: Store,
     prefix: str,
