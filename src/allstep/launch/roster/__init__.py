@@ -1,0 +1,23 @@
+"""Decides which workers are in the world of an elastic run; pure, without clock, socket or process.
+
+```
+roster                    `Roster`: events in, actions out; the stages of a run
+roster_events, actions    what it takes and returns; `Plan`
+elastic_policy            the options of an elastic run
+elastic_state             the state, and changes that several rules need
+on_event                  what each event changes
+over_time                 forming, announcing, starting, stopping: what state and time require
+form_plan                 members, ranks and source of the next world: pure functions
+slots                     the slots of all hosts, with back-off, give-up and blacklist
+living_workers            the living workers, each in one phase
+losses, conclusions       failures of a generation, errors of the program; how the run ends
+stopping                  from the decision to end the run until all workers have ended
+```
+
+The launcher does not use it yet. Imports: `cause` and `run_state` of `launch`. Start with `roster`.
+"""
+
+from allstep.launch.roster.elastic_policy import Policy
+from allstep.launch.roster.roster import Roster
+
+__all__ = ["Policy", "Roster"]

@@ -1,0 +1,97 @@
+"""The options of an elastic run, with their checks."""
+
+import random
+from dataclasses import dataclass
+
+# Wait before the slot of a dead worker is used again: doubles with each failure, up to the longest.
+_FIRST_DELAY = 1.0
+_LONGEST_DELAY = 60.0
+# A member gets this time and that of its last step to obey the end of its generation.
+_GRACE = 2.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The options of an elastic run. All times are in seconds.
+
+    num_workers: workers that form generation 0. min_workers: smallest number to continue with.
+    max_workers: largest number, None for no limit. max_failures: failures of a slot without a
+    finished step in between after which it is given up. elastic_timeout: longest wait for workers,
+    at the start and after the end of a generation. reset_limit: how many plans may follow the
+    first, None for no limit.
+
+    Horovod's rules: blacklist: a failing worker excludes its whole host. cooldown_range: shortest
+    and longest time after which such a host is used again, None for never. notify_after: announce
+    started workers after this time although they are not on standby yet; the next plan then waits
+    for them, `join_timeout` at most. None: announce workers when they are on standby.
+
+    first_step: grace time of a member that has not finished a step yet, in place of its last step.
+    grace: time between a forwarded signal and SIGKILL. seed: of the random part of a cool-down.
+    """
+
+    num_workers: int
+    min_workers: int
+    max_workers: int | None = None
+    max_failures: int = 3
+    elastic_timeout: float = 600.0
+    reset_limit: int | None = None
+    blacklist: bool = False
+    cooldown_range: tuple[float, float] | None = None
+    notify_after: float | None = None
+    join_timeout: float = 30.0
+    first_step: float = 30.0
+    grace: float = 30.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        if self.cooldown_range is not None:
+            low, high = self.cooldown_range
+            if not 1 <= low <= high <= 3600:
+                raise ValueError(
+                    f"cool-down range {low:g} {high:g}: expected 1 <= low <= high <= 3600 seconds"
+                )
+
+    def _check_counts(self) -> None:
+        if self.min_workers < 1 or self.max_failures < 1:
+            raise ValueError(
+                f"at least {self.min_workers} workers, {self.max_failures} failures: each must be"
+                " 1 or more"
+            )
+        if self.min_workers > self.num_workers:
+            raise ValueError(
+                f"a minimum of {self.min_workers} workers is above their number"
+                f" {self.num_workers}: lower the minimum"
+            )
+        if self.max_workers is not None and self.max_workers < self.num_workers:
+            raise ValueError(
+                f"a maximum of {self.max_workers} workers is below their number"
+                f" {self.num_workers}: raise the maximum"
+            )
+        if self.reset_limit is not None and self.reset_limit < 0:
+            raise ValueError(f"a reset limit of {self.reset_limit}: expected 0 or more")
+
+    def room_for(self, num_workers: int) -> float:
+        """Return how many workers may join `num_workers`: infinity without a maximum."""
+        return float("inf") if self.max_workers is None else self.max_workers - num_workers
+
+    def delay_after(self, failures: int) -> float:
+        """Return the seconds for which a slot with so many failures in a row stays empty."""
+        # A slot with 1000 failures would overflow a float.
+        doublings = min(failures - 1, 10)
+        return float(min(_FIRST_DELAY * 2**doublings, _LONGEST_DELAY))
+
+    def cooldown_of(self, host: str, times: int) -> float:
+        """Return the seconds for which a host is excluded the so many-th time, from 1."""
+        if self.cooldown_range is None:
+            return float("inf")
+        low, high = self.cooldown_range
+        jitter = random.Random(f"{self.seed} {host} {times}").random()
+        return float(max(low, min(low * 2 ** min(times, 12) + jitter * low, high)))
+
+    def grace_of(self, step_seconds: float | None) -> float:
+        """Return the time that a member has to obey the end of its generation.
+
+        step_seconds: the time of its last step, None if it has not finished one.
+        """
+        return _GRACE + (self.first_step if step_seconds is None else step_seconds)

@@ -1,0 +1,217 @@
+"""What each event changes in the state of an elastic run.
+
+===================  ===========================================================================
+event                change
+===================  ===========================================================================
+`HostsFound`         the slots that are offered
+`HostsSignaled`      to all: forward it and stop; to some hosts: they leave as if withdrawn
+`Standby`            the worker can be in the next plan
+`Progress`           the time of its last step; its slot has no failures any more
+`Ready`              the member waits for the next plan; unless a change was announced, the
+                     generation ends
+`WorkerExited`       see `_exited`
+`StartFailed`        the slot stays empty for a while
+`HostLost`           as if all workers of the host had died at once
+===================  ===========================================================================
+
+Events about workers that have ended, and those of an earlier generation, change nothing.
+"""
+
+from allstep.launch.cause import Failure
+from allstep.launch.roster.actions import ForwardSignal
+from allstep.launch.roster.elastic_state import IN_PLAN, WAITING, ElasticState, Stage
+from allstep.launch.roster.living_workers import LivingWorker, Phase
+from allstep.launch.roster.losses import BAD_INPUT, Loss
+from allstep.launch.roster.roster_events import (
+    Event,
+    HostLost,
+    HostsFound,
+    HostsSignaled,
+    Progress,
+    Ready,
+    Standby,
+    StartFailed,
+    WorkerExited,
+)
+from allstep.launch.roster.stopping import Stopping
+from allstep.launch.run_state import RESUBMIT, span
+
+
+def apply(state: ElasticState, event: Event) -> None:
+    """Change the state of a run for one event."""
+    match event:
+        case HostsFound():
+            state.slots.find(event.hosts)
+        case HostsSignaled():
+            _signaled(state, event)
+        case Standby():
+            _standby(state, event)
+        case Progress():
+            _progressed(state, event)
+        case Ready():
+            _ready(state, event)
+        case WorkerExited():
+            _exited(state, event)
+        case StartFailed():
+            _start_failed(state, event)
+        case HostLost():
+            _host_lost(state, event)
+
+
+def _standby(state: ElasticState, event: Standby) -> None:
+    worker = state.workers.get(event.worker)
+    if worker is not None and worker.phase is Phase.STARTING:
+        worker.phase = Phase.STANDBY
+
+
+def _member(state: ElasticState, event: Progress | Ready) -> LivingWorker | None:
+    """Return the member of the current generation that an event is about, or None."""
+    worker = state.workers.get(event.worker)
+    if worker is None or worker.phase is not Phase.MEMBER:
+        return None
+    return worker if event.generation == state.generation else None
+
+
+def _progressed(state: ElasticState, event: Progress) -> None:
+    if (worker := _member(state, event)) is not None:
+        worker.finish_step(event.at, event.updates)
+        state.slots.clear_failures(worker.place)
+
+
+def _ready(state: ElasticState, event: Ready) -> None:
+    worker = _member(state, event)
+    # A killed worker may still act until it has exited, and the next plan waits for that.
+    if worker is None or worker.is_killed:
+        return
+    assert state.plan is not None
+    is_new = worker.number in state.plan.new
+    worker.leave_generation(event.updates, state.plan.updates if is_new else 0)
+    if state.stage is Stage.RUNNING and state.announced:
+        state.stage, state.since = Stage.CHANGING, event.at
+    elif state.stage is Stage.RUNNING:
+        state.end_generation(event.at, f"{state.name_of(worker)} has left it")
+    elif state.stopping is not None and state.stopping.lets_save:
+        state.release_waiting(event.at)
+
+
+def _exited(state: ElasticState, event: WorkerExited) -> None:
+    """Apply the end of a worker, by what it did and by its exit code.
+
+    An excused worker was dismissed or killed with its host: no failure. Exit code 0 of a member
+    means that the job is done, 75 that it has saved and stops. Any other one is a loss. Before
+    there is a plan, workers count as members: the command may be one that joins no world.
+    """
+    worker = state.workers.remove(event.worker)
+    if worker is None:
+        return
+    if worker.is_excused:
+        _end_if_in_plan(state, worker, event.at)
+    elif state.stopping is not None:
+        state.stopping.add_exit(event.code)
+    elif worker.phase in WAITING and (state.plan is not None or event.code not in (0, RESUBMIT)):
+        _lose_before_joining(state, worker, event)
+    elif event.code == 0:
+        _finish(state)
+    elif event.code == RESUBMIT and state.is_offered(worker, event.at):
+        _stop_after_saving(state, event.at)
+    else:
+        _lose_member(state, worker, event)
+
+
+def _end_if_in_plan(state: ElasticState, worker: LivingWorker, at: float) -> None:
+    if worker.phase in IN_PLAN:
+        state.end_generation(at, f"{state.name_of(worker)} left with its host")
+
+
+def _finish(state: ElasticState) -> None:
+    if state.stage in (Stage.FINISHING, Stage.OVER):
+        return
+    state.stage = Stage.FINISHING
+    # Failed starts from which the run has recovered.
+    state.losses.before_joining.clear()
+
+
+def _stop_after_saving(state: ElasticState, at: float) -> None:
+    """Stop as the job does by itself; give the other workers the grace time to do the same."""
+    stopping = Stopping(at + state.policy.grace, state.verdict())
+    stopping.add_exit(RESUBMIT)
+    state.stop(stopping)
+    state.release_waiting(at)
+
+
+def _failure(event: WorkerExited, rank: int, host: str) -> Failure:
+    errors, oom, blames = event.errors, event.out_of_memory, event.blames
+    return Failure(rank, host, event.code, event.at, errors, oom, blames=blames)
+
+
+def _lose_before_joining(state: ElasticState, worker: LivingWorker, event: WorkerExited) -> None:
+    if not state.is_offered(worker, event.at):
+        return
+    failure = _failure(event, worker.number, worker.host)
+    state.losses.before_joining.append(Loss(worker.number, failure, event.signature))
+    state.exclude(worker, event.at)
+    # Later, a host whose files differ must not end the run of the others.
+    if state.plan is None and event.code == BAD_INPUT:
+        state.doom(event.at)
+
+
+def _lose_member(state: ElasticState, worker: LivingWorker, event: WorkerExited) -> None:
+    if not state.is_offered(worker, event.at):
+        state.has_saved |= event.code == RESUBMIT
+        _end_if_in_plan(state, worker, event.at)
+        return
+    failure = _failure(event, state.rank_of(worker), worker.host)
+    state.end_generation(event.at, f"lost {state.name_of(worker)}: {failure.how}")
+    state.exclude(worker, event.at)
+    if state.losses.add(Loss(worker.number, failure, event.signature, worker.updates)):
+        state.doom(event.at)
+
+
+def _start_failed(state: ElasticState, event: StartFailed) -> None:
+    worker = state.workers.get(event.worker)
+    if worker is None or worker.phase not in (Phase.STARTING, Phase.LEAVING):
+        return
+    state.workers.remove(event.worker)
+    if not worker.is_excused and state.stopping is None:
+        failed = WorkerExited(event.at, event.worker, 1, (event.why,))
+        _lose_before_joining(state, worker, failed)
+
+
+def _host_lost(state: ElasticState, event: HostLost) -> None:
+    lost = state.workers.on(event.host)
+    failed = [each for each in lost if not each.is_excused and state.is_offered(each, event.at)]
+    for worker in lost:
+        state.workers.remove(worker.number)
+    if state.stopping is not None:
+        state.stopping.codes += [1 for each in lost if not each.is_excused]
+        return
+    for worker in failed:
+        state.exclude(worker, event.at)
+    if any(each.phase in IN_PLAN for each in lost):
+        state.end_generation(event.at, f"lost host {event.host}: {event.why}")
+    _add_lost_ranks(state, [each for each in failed if each.phase in IN_PLAN], event)
+
+
+def _add_lost_ranks(state: ElasticState, lost: list[LivingWorker], event: HostLost) -> None:
+    """Record one failure for all ranks of a host."""
+    ranks = sorted(state.rank_of(worker) for worker in lost)
+    if ranks:
+        why = f"{event.why} ({span(ranks)})"
+        failure = Failure(ranks[0], event.host, 1, event.at, lost=why)
+        state.losses.add(Loss(lost[0].number, failure))
+
+
+def _signaled(state: ElasticState, event: HostsSignaled) -> None:
+    if event.hosts is not None:
+        for host in event.hosts:
+            state.slots.leave(host)
+        stays = any(state.is_offered(worker, event.at) for worker in state.workers)
+        # Signals that reach all hosts one by one mean the same as one to all.
+        if stays or not state.workers:
+            return
+    stopping = state.stopping or Stopping(float("inf"), state.verdict())
+    if stopping.forward(event.number, event.at, state.policy.grace):
+        state.actions.append(ForwardSignal(event.number))
+    if state.stopping is None:
+        state.stop(stopping)
+        state.release_waiting(event.at)
