@@ -65,7 +65,9 @@ def line_of(message: Message, **changes: object) -> bytes:
 
 
 EXIT = Exit(3, 1, out_of_memory=False)
-START = Start(("true",), "/", {}, (WorkerOrder(0, {}),), None, (("h", 1),), "t", (), None, 7.0, 1.0)
+START = Start(
+    ("true",), "/", {}, (WorkerOrder(0, {}),), None, (("h", 1),), "t", (), None, 7.0, 1.0, 1, False
+)
 VERSIONS = f"; it has allstep {__version__}, here is {__version__}: install the same on every host"
 
 

@@ -88,13 +88,14 @@ class Generations:
                 cards=cards,
                 source=source,
                 new=new,
+                behind=[],
                 reason="a test",
             )
 
     def dismiss(self, ticket: str, why: str) -> None:
         """Give a worker no further place."""
         self.wait_for(ticket)
-        self._answer(ticket, dismissed=why)
+        self._answer(ticket, dismissed=why, code=0)
 
     def end(self, reason: str) -> None:
         """End the current generation."""

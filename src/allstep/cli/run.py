@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from allstep.cli.horovod.elastic_flags import idle_options, is_elastic, policy_of
 from allstep.cli.horovod.flags import takes_horovod_flags
 from allstep.cli.horovod.flags_table import CONTROLLERS, idle_line, read_config, variables
 from allstep.cli.options import Iface, Ssh
@@ -18,7 +19,7 @@ from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
-    from allstep.launch import Host, Job
+    from allstep.launch import Host, Job, Launcher
 
 
 def _check_build(asked: bool) -> None:
@@ -139,12 +140,13 @@ def run(
     The workers find each other with allstep.init(), with torch.distributed's own variables, or with
     allstep's version of Horovod's API. The flags of horovodrun are accepted as well.
     """
-    from allstep.launch import Job, Launcher, parse_env_only
+    from allstep.launch import Job, parse_env_only
 
     _refuse_to_multiply()
     flags = _with_file(horovod)
     exported = variables(flags)
-    used = _used_hosts(hosts, hostfile, flags, num_workers)
+    wanted = _wanted(num_workers, flags)
+    used = _used_hosts(hosts, hostfile, flags, wanted)
     env = _environment(exported, as_horovod or as_horovodrun, replace_gloo)
     job = Job(
         _with_interpreter(command),
@@ -161,7 +163,28 @@ def run(
         grace=grace,
     )
     _announce(job, flags, exported, replace_gloo)
-    raise typer.Exit(Launcher(job).run())
+    raise typer.Exit(_launcher(job, flags, wanted, as_horovodrun).run())
+
+
+def _launcher(
+    job: "Job", flags: dict[str, Any], num_workers: int | None, as_horovodrun: bool
+) -> "Launcher":
+    """Return the launcher of a fixed world, or with --min-np that of an elastic run."""
+    from allstep.launch import Launcher
+
+    if not is_elastic(flags):
+        return Launcher(job)
+    from allstep.launch.elastic import ElasticLauncher
+
+    num_workers = num_workers or sum(host.slots for host in job.hosts)
+    policy = policy_of(flags, num_workers, job.grace, as_horovodrun=as_horovodrun)
+    return ElasticLauncher(job, policy)
+
+
+def _wanted(num_workers: int | None, flags: dict[str, Any]) -> int | None:
+    """Return the number of workers: -np, else horovodrun's names for it, --num-proc, --min-np."""
+    given = (num_workers, flags.get("num_proc"), flags.get("min_np"))
+    return next((number for number in given if number is not None), None)
 
 
 def _announce(
@@ -174,6 +197,8 @@ def _announce(
         _notice(LINE)
     if idle := idle_line(flags):
         _notice(f"without effect here: {idle}")
+    if options := idle_options(flags):
+        _notice(f"without effect here: {', '.join(options)} (an elastic run needs --min-np)")
     if flags.get("verbose"):
         _notice(
             f"{', '.join(f'{host.label}:{host.slots}' for host in job.hosts)} will run"
@@ -232,15 +257,17 @@ def _used_hosts(
 ) -> "list[Host]":
     """Return the hosts, with the number of workers of each as its slots.
 
-    -np takes precedence over horovodrun's names for it, --num-proc and --min-np.
+    An elastic run may use all slots up to --max-np; on this machine alone as many as workers.
     """
     from allstep.launch import assign
 
-    wanted = next(
-        (n for n in (num_workers, flags.get("num_proc"), flags.get("min_np")) if n is not None),
-        None,
-    )
-    return assign(_hosts(hosts, hostfile, flags, wanted), wanted)
+    most = num_workers
+    if is_elastic(flags):
+        most = max(num_workers or 0, flags.get("max_np") or 0)
+    found = _hosts(hosts, hostfile, flags, most)
+    if is_elastic(flags) and (hosts or hostfile):
+        most = None if flags.get("max_np") is None else min(most or 0, sum(h.slots for h in found))
+    return assign(found, most)
 
 
 def _hosts(

@@ -12,16 +12,20 @@ broadcast, and the loop that runs a training function again after the world has 
 
 In a fixed world only commit, restore and sync have an effect: hosts never change, so the
 notification manager reports nothing, and a lost rank makes the reset fail with an error that names
-the rank. A launcher that can replace ranks calls `notification_manager`; nothing else changes here.
+the rank. In an elastic run (`--min-np`) the reset joins the next world, and the launcher's requests
+reach the notification manager.
 """
 
 import functools
 import queue
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from enum import IntFlag
 from typing import Any, Protocol
 
+from allstep.comm.group.init import needs_sync, report_updates
+from allstep.comm.health.generation_end import on_change
 from allstep.errors import CommError
 from allstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -35,6 +39,13 @@ class HostUpdateResult(IntFlag):
     mixed = 3
 
 
+_RESULTS = {
+    "grow": HostUpdateResult.added,
+    "shrink": HostUpdateResult.removed,
+    "mixed": HostUpdateResult.mixed,
+}
+
+
 class Listener(Protocol):
     """An object that is notified when hosts are added or removed."""
 
@@ -46,6 +57,7 @@ class NotificationManager:
 
     def __init__(self) -> None:
         self._listeners: set[Listener] = set()
+        self._last_time = 0
 
     def register_listener(self, listener: Listener) -> None:
         """Notify this listener of host changes."""
@@ -55,13 +67,20 @@ class NotificationManager:
         """Stop notifying this listener."""
         self._listeners.discard(listener)
 
+    def note_change(self, kind: str) -> None:
+        """Notify all listeners of a request of the launcher: "grow", "shrink" or "mixed"."""
+        # States ignore a change whose time, in whole seconds, is not later than that of the last.
+        self._last_time = max(int(time.time()), self._last_time + 1)
+        self.handle_hosts_updated(self._last_time, _RESULTS[kind])
+
     def handle_hosts_updated(self, timestamp: int, update_res: int) -> None:
-        """Notify all listeners of a host change; called by the launcher."""
+        """Notify all listeners of a host change."""
         for listener in tuple(self._listeners):
             listener.on_hosts_updated(timestamp, update_res)
 
 
 notification_manager = NotificationManager()
+on_change(notification_manager.note_change)
 
 
 class State(ABC):
@@ -75,6 +94,7 @@ class State(ABC):
         self._rank = get_rank
         self._host_messages: queue.Queue[tuple[int, int]] = queue.Queue()
         self._last_updated_timestamp = 0
+        self._num_commits = 0
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -98,6 +118,8 @@ class State(ABC):
     def commit(self) -> None:
         """Save, and check for host changes. A collective: all ranks commit together."""
         self.save()
+        self._num_commits += 1
+        report_updates(self._num_commits)
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -192,6 +214,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 except HostsUpdatedInterrupt as interrupt:
                     skip_sync = interrupt.skip_sync
                 reset()
+                # Ranks that join, or that have fewer commits, need the state of rank 0.
+                skip_sync = skip_sync and not needs_sync()
                 state.on_reset()
         finally:
             notification_manager.remove_listener(state)

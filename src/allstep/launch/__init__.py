@@ -7,7 +7,8 @@ function on workers.
 run_state              which rank failed first, when to stop, the exit code; pure (`run_events`)
 cause                  how one rank failed, cause or consequence, the report
 restart                the policy that decides what follows a failure
-roster                 which workers are in an elastic world; pure; not used by the launcher yet
+roster                 which workers are in an elastic world; pure
+elastic                the launcher of an elastic run, which carries the roster's actions out
 launcher               the loop: links and signals to events, decisions to messages
 orders                 the command, environment and addresses that each agent receives
 agent, agent_main      one process per host that starts its workers (worker_stream: their output)

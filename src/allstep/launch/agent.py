@@ -42,6 +42,7 @@ from allstep.launch.messages import (
     Finish,
     Hello,
     Kill,
+    KillOne,
     Message,
     Problem,
     Signal,
@@ -89,6 +90,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.workers: dict[int, Worker] = {}
         self.running: set[int] = set()
+        self.leaves_nothing = False
         # Rank and exit code of ended workers that have not been reported.
         self._ended: list[tuple[int, int]] = []
         self.done = False
@@ -187,18 +189,26 @@ class Agent:
                 self._signal(message.number)
             case Kill():
                 self._signal(signal.SIGKILL)
+            case KillOne():
+                self._signal_one(message.rank, signal.SIGKILL)
             case Finish():
                 self.done = True
 
     def _signal(self, number: int) -> None:
         """Send a signal to the process group of every running worker."""
         for rank in self.running:
+            self._signal_one(rank, number)
+
+    def _signal_one(self, rank: int, number: int) -> None:
+        """Send a signal to the process group of a worker, if it was started."""
+        if rank in self.workers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.workers[rank].process.pid, number)
 
     def _on_start(self, message: Start) -> None:
         """Start the workers; send a `Problem` if that fails."""
         self.lost_seconds, self.beat_seconds = message.lost, message.beat
+        self.leaves_nothing = message.leaves_nothing
         try:
             common = self._prepare(message)
             for worker in message.workers:
@@ -213,7 +223,7 @@ class Agent:
         env = {**os.environ, **message.env} if self.remote else dict(message.env)
         bin_folder = str(Path(sys.executable).parent)
         env["PATH"] = os.pathsep.join([bin_folder, env.get("PATH", os.defpath)])
-        env.update(machine.thread_variables(env, len(message.workers)))
+        env.update(machine.thread_variables(env, message.num_sharing))
         env.update(framework_threads.of_worker(env))
         store = self._reach_store(message)
         env["ALLSTEP_STORE"] = wire.format_addresses([store])
@@ -281,11 +291,13 @@ class Agent:
     def _exited(self, rank: int) -> None:
         """Send the remaining output of an ended worker, and its exit code.
 
-        Processes that it left behind are killed at the end of the run.
+        Processes that it left behind are killed at the end of the run, or now in an elastic one.
         """
         worker = self.workers[rank]
         self.selector.unregister(worker.life)
         code = worker.process.wait()
+        if self.leaves_nothing:
+            self._signal_one(rank, signal.SIGKILL)
         for stream in self.streams:
             if stream.rank == rank:
                 stream.drain()

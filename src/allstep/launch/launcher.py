@@ -42,7 +42,6 @@ from allstep.launch.orders import Orders
 from allstep.launch.output.sink import wait_for_reader
 from allstep.launch.output.writer import Output
 from allstep.launch.run_events import (
-    Decision,
     Exited,
     Greeted,
     KillAll,
@@ -51,6 +50,7 @@ from allstep.launch.run_events import (
     Refused,
     SendSignal,
     Signaled,
+    StateOfRun,
     StoreEnded,
     TracebackStarted,
     WorkerStarted,
@@ -92,7 +92,7 @@ class Launcher:
             HostRanks(connection.label, connection.ranks, connection.remote)
             for connection in connections
         ]
-        self.state = RunState(hosts, self.job.grace, self.limits.lost)
+        self.state: StateOfRun = RunState(hosts, self.job.grace, self.limits.lost)
 
     def run(self) -> int:
         """Start the workers, wait for their ends, print the report if they failed.
@@ -215,7 +215,7 @@ class Launcher:
     def _decide(self) -> None:
         self._carry_out(self.state.decide(self._moment()))
 
-    def _carry_out(self, decisions: Iterable[Decision]) -> None:
+    def _carry_out(self, decisions: Iterable[object]) -> None:
         for decision in decisions:
             match decision:
                 case SendSignal():

@@ -9,8 +9,11 @@ type of every field. A failed check raises `BadMessage` with kind, field and bot
 fields are ignored. `Lines` carries no version: it is most of the traffic, and the hello has already
 compared versions.
 
+A `rank` in these messages is the number of the worker: its rank in a fixed world, in an elastic run
+a number that it keeps while its rank changes.
+
 ===========  =====================================================================================
-to agent     `Start`, `Signal`, `Kill`, `Finish`, `Alive`
+to agent     `Start`, `Signal`, `Kill`, `KillOne`, `Finish`, `Alive`
 from agent   `Hello`, `Started`, `Lines`, `Exit`, `Problem`, `Alive`
 ===========  =====================================================================================
 """
@@ -83,9 +86,11 @@ class WorkerOrder:
 
 @dataclass(frozen=True, slots=True)
 class Start(Message):
-    """Start the workers of the host.
+    """Start workers of the host: all at once, or in an elastic run one.
 
-    env: of all workers of the host. foreground: the rank that inherits the agent's standard output.
+    env: of all workers of the host. num_sharing: workers that will share its cores. leaves_nothing:
+    whether processes that a worker leaves behind are killed when it ends (else at the end of the
+    run). foreground: the rank that inherits the agent's standard output.
     store: addresses of the launcher's store, in the order to try. peers: addresses of the other
     hosts. iface: the interface that the user set, or None. lost, beat: seconds (`allstep.limits`).
     """
@@ -102,6 +107,8 @@ class Start(Message):
     iface: str | None
     lost: float
     beat: float
+    num_sharing: int
+    leaves_nothing: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,14 @@ class Kill(Message):
     """Send SIGKILL to the process groups of all running workers."""
 
     kind: ClassVar[str] = "kill"
+
+
+@dataclass(frozen=True, slots=True)
+class KillOne(Message):
+    """Send SIGKILL to the process group of one worker."""
+
+    kind: ClassVar[str] = "kill-one"
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +202,7 @@ def channel(*kinds: type[Message], same_version: bool = True) -> Channel:
     return Channel({each.kind: each for each in kinds}, same_version)
 
 
-TO_AGENT = channel(Start, Signal, Kill, Finish, Alive)
+TO_AGENT = channel(Start, Signal, Kill, KillOne, Finish, Alive)
 TO_LAUNCHER = channel(Lines, Hello, Started, Exit, Problem, Alive)
 
 

@@ -36,8 +36,15 @@ class Orders:
 
     def all(self) -> list[Start]:
         """Return the message for each host; ConfigError if a host has no usable address."""
-        addresses = [self._address(connection) for connection in self.connections]
-        return [self.order(connection, addresses) for connection in self.connections]
+        addresses = self.addresses()
+        return [
+            self.order(connection, addresses, [self._worker(rank) for rank in connection.ranks])
+            for connection in self.connections
+        ]
+
+    def addresses(self) -> list[str]:
+        """Return the address of each host; ConfigError if a host has no usable one."""
+        return [self._address(connection) for connection in self.connections]
 
     def banner(self) -> str:
         """Return one line with the ranks of each host."""
@@ -46,8 +53,15 @@ class Orders:
         )
         return f"allstep run: {len(self.worlds)} workers on {len(self.connections)} hosts: {where}"
 
-    def order(self, connection: HostConnection, addresses: Sequence[str]) -> Start:
-        """Return the message for one host. addresses: of all hosts."""
+    def order(
+        self,
+        connection: HostConnection,
+        addresses: Sequence[str],
+        workers: Sequence[WorkerOrder],
+        *,
+        leaves_nothing: bool = False,
+    ) -> Start:
+        """Return the message for one host. addresses: of all hosts. workers: those to start."""
         job, index = self.job, self.connections.index(connection)
         own = addresses[index]
         env = ssh.forwarded(job.env, job.env_only) if connection.remote else job.env
@@ -55,7 +69,7 @@ class Orders:
             command=tuple(job.command),
             cwd=job.cwd,
             env={**env, **self._common(addresses, index)},
-            workers=tuple(WorkerOrder(rank, self._place(rank)) for rank in connection.ranks),
+            workers=tuple(workers),
             foreground=0 if job.foreground and not connection.remote else None,
             store=tuple((address, self.port) for address in self._store_addresses(connection)),
             token=self.token,
@@ -67,6 +81,8 @@ class Orders:
             iface=job.iface if self._remotes() else None,
             lost=self.limits.lost_for_agent,
             beat=self.limits.beat,
+            num_sharing=connection.host.slots,
+            leaves_nothing=leaves_nothing,
         )
 
     def _remotes(self) -> list[HostConnection]:
@@ -101,9 +117,9 @@ class Orders:
             )
         return found[0]
 
-    def _place(self, rank: int) -> dict[str, str]:
-        """Return the variables of one rank."""
-        return {**self.worlds[rank].to_env(), **self.worlds[rank].to_horovod_env()}
+    def _worker(self, rank: int) -> WorkerOrder:
+        world = self.worlds[rank]
+        return WorkerOrder(rank, {**world.to_env(), **world.to_horovod_env()})
 
     def _common(self, addresses: Sequence[str], index: int) -> dict[str, str]:
         """Return the variables that all workers of a host share."""

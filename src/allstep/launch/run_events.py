@@ -1,11 +1,13 @@
-"""The events that `run_state` takes and the decisions that it returns.
+"""The events that `run_state` takes, the decisions that it returns, and the end of a run.
 
 Every event has a time `at`: seconds since the start of the run. Hosts are numbered in the order of
 their ranks. Simultaneous events are applied in the order of `PRECEDENCE`, and by rank, host or
 number among those of one type, so that the order of their arrival does not matter.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -148,3 +150,42 @@ class LeaveHost:
 
 
 Decision = SendSignal | KillAll | LeaveHost
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The end of a run: its exit code, and the text to print last ("" for none)."""
+
+    code: int
+    text: str = ""
+
+
+class StateOfRun(Protocol):
+    """What the loop needs of the state of a run: `RunState`, or that of an elastic run."""
+
+    problem: str | None
+
+    def note_alive(self, host: int, now: float) -> None: ...
+
+    def take(self, event: Event) -> None: ...
+
+    def start(self) -> None: ...
+
+    def decide(self, now: float) -> Sequence[object]: ...
+
+    def decide_while_blocked(self, now: float) -> Sequence[object]: ...
+
+    def must_end(self, now: float) -> bool: ...
+
+    def conclusion(
+        self, now: float, shows: Callable[[int], bool], *, foreground: bool
+    ) -> Conclusion: ...
+
+    @property
+    def has_deadline(self) -> bool: ...
+
+    @property
+    def may_start(self) -> bool: ...
+
+    @property
+    def is_over(self) -> bool: ...

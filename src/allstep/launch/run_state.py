@@ -26,6 +26,7 @@ from allstep.launch import cause
 from allstep.launch.cause import Failure
 from allstep.launch.restart import Policy, Situation, Stop, fixed
 from allstep.launch.run_events import (
+    Conclusion,
     Decision,
     Event,
     Exited,
@@ -68,14 +69,6 @@ class HostRanks:
     label: str
     ranks: Sequence[int]
     remote: bool = False
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """The end of a run: its exit code, and the text to print last ("" for none)."""
-
-    code: int
-    text: str = ""
 
 
 class RunState:

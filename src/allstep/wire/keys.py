@@ -11,9 +11,14 @@ key                              writer    value
                                            cores, addresses. `generation`: the one that it left,
                                            or null. `updates`: how many it has applied
 `elastic/place/<ticket>/<n>`     launcher  JSON: its n-th place: `generation`, `rank`, `cards` of
-                                           all ranks, `source`, `new`, `reason`; or `dismissed`:
-                                           why it has none
+                                           all ranks, `source`, `new`, `behind`, `reason`; or
+                                           `dismissed`: why it has none, and `code`: its exit
+                                           code
 `elastic/end/<generation>`       launcher  text: why the generation has ended
+`elastic/change/<gen.>/<n>`      launcher  text: "grow", "shrink" or "mixed": the members should
+                                           leave the generation after their step; the n-th time
+`elastic/progress/<ticket>`      worker    JSON: the generation, and how many updates it has
+                                           applied
 ===============================  ========  ======================================================
 
 In an elastic run (D14) a worker has a ticket from the launcher, which it keeps while its rank
@@ -21,6 +26,10 @@ changes.
 """
 
 HOSTS = "allstep/hosts"
+ASKS = "elastic/ask/"
+"""Prefix of the keys of `ask_of`."""
+TICKET = "ALLSTEP_TICKET"
+"""Environment variable with the ticket of a worker."""
 
 
 def failure_of(rank: int) -> str:
@@ -30,7 +39,7 @@ def failure_of(rank: int) -> str:
 
 def ask_of(ticket: str, number: int) -> str:
     """Return the key under which a worker asks for its place, the first time with number 0."""
-    return f"elastic/ask/{ticket}/{number}"
+    return f"{ASKS}{ticket}/{number}"
 
 
 def place_of(ticket: str, number: int) -> str:
@@ -41,3 +50,13 @@ def place_of(ticket: str, number: int) -> str:
 def end_of(generation: int) -> str:
     """Return the key of the notice that a generation has ended."""
     return f"elastic/end/{generation}"
+
+
+def change_of(generation: int, number: int) -> str:
+    """Return the key of a request to leave a generation in order, the first one with number 0."""
+    return f"elastic/change/{generation}/{number}"
+
+
+def progress_of(ticket: str) -> str:
+    """Return the key under which a worker reports its steps."""
+    return f"elastic/progress/{ticket}"

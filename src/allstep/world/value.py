@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allstep.world.detect import detect_place
 from allstep.world.launcher_variables import NONE, Environment
@@ -30,7 +30,7 @@ class World:
     cross_size: int
     host: str
     launcher: str
-    generation: int = 0
+    generation: int = field(default=0, repr=False)
 
     @classmethod
     def detect(cls, launcher: str | None = None, env: Environment | None = None) -> "World":

@@ -152,17 +152,14 @@ def test_every_flag_of_horovodrun_is_taken() -> None:
 def test_flags_without_effect_are_named_in_one_line() -> None:
     line = idle_line(
         parse(
-            "--min-np",
-            "1",
-            "--reset-limit",
-            "3",
+            "--torus-allreduce",
             "--mpi",
             "--mpi-args=-x",
             "--fusion-threshold-mb",
             "1",
         )
     )
-    assert line.startswith("--min-np, --reset-limit (elastic runs come later")
+    assert line.startswith("--torus-allreduce (allstep always uses shared memory")
     assert "; --mpi-args (allstep does not use mpirun); --mpi (allstep's own engine" in line
     assert "fusion" not in line
     assert idle_line(parse("--no-torus-allreduce", "--autotune")) == ""
@@ -414,10 +411,10 @@ def test_discovered_hosts_and_numbers_from_other_flags() -> None:
         "hi",
     )
     assert sorted(done.out.splitlines()) == ["[0] hi", "[1] hi"]
-    elastic = run("run", "--min-np", "2", "--max-np", "4", "echo", "hi")
-    assert sorted(elastic.out.splitlines()) == ["[0] hi", "[1] hi"]
-    assert elastic.err.startswith(
-        "allstep run: without effect here: --min-np, --max-np (elastic runs come later"
+    fixed = run("run", "-np", "2", "--max-np", "4", "--reset-limit", "1", "echo", "hi")
+    assert sorted(fixed.out.splitlines()) == ["[0] hi", "[1] hi"]
+    assert fixed.err == (
+        "allstep run: without effect here: --max-np, --reset-limit (an elastic run needs --min-np)\n"
     )
 
 

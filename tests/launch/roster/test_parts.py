@@ -137,7 +137,8 @@ MODULES = sorted(Path(roster.__file__).parent.glob("*.py"))
 def test_no_clock_no_socket_and_no_process(path: Path) -> None:
     """Of `random`, it uses a generator with a seed."""
     pure = {"collections.abc", "dataclasses", "enum", "random", "signal", "typing"}
-    below = {"allstep.launch", "allstep.launch.cause", "allstep.launch.run_state"}
+    names = ("", ".cause", ".run_events", ".run_state")
+    below = {f"allstep.launch{name}" for name in names}
     own = {name for name in imports_of(path) if name.startswith("allstep.launch.roster")}
     assert imports_of(path) <= pure | below | own
     assert "random." not in path.read_text().replace("random.Random(f", "").replace("random()", "")

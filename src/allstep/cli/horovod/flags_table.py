@@ -102,7 +102,6 @@ def _library(name: str, kind: Any, *variables: str, **more: Any) -> Flag:
 
 _ENGINE = "allstep's own engine runs every operation"
 _NO_MPI = "allstep does not use mpirun"
-_ELASTIC = "elastic runs come later: the number of workers stays constant"
 _HIERARCHY = "allstep always uses shared memory on a host and one stream between hosts"
 _WAITING = "the thread that waits for an operation also runs it, on its own core"
 
@@ -136,11 +135,11 @@ FLAGS: tuple[Flag, ...] = (
     _autotune("bayes-opt-max-samples", int),
     _autotune("gaussian-process-noise", float, max_value=1.0),
     # Elastic.
-    _flag("--min-np --min-num-proc", int, name="min_np", instead=_ELASTIC),
-    _flag("--max-np --max-num-proc", int, name="max_np", instead=_ELASTIC),
-    _flag("--elastic-timeout", int, instead=_ELASTIC),
-    _flag("--reset-limit", int, instead=_ELASTIC),
-    _flag("--blacklist-cooldown-range", tuple[int, int], instead=_ELASTIC),
+    _flag("--min-np --min-num-proc", int, name="min_np"),
+    _flag("--max-np --max-num-proc", int, name="max_np"),
+    _flag("--elastic-timeout", int),
+    _flag("--reset-limit", int),
+    _flag("--blacklist-cooldown-range", tuple[int, int]),
     # Timeline and stall check.
     _flag("--timeline-filename", str, "HOROVOD_TIMELINE", key="timeline.filename"),
     _flag(

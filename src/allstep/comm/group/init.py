@@ -23,7 +23,8 @@ from allstep.comm.group.joined import Joined, join_ranks
 from allstep.comm.group.named_group import NAME
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
-from allstep.comm.join.membership import membership
+from allstep.comm.join.launcher_store import WireStore
+from allstep.comm.join.membership import Membership, membership
 from allstep.errors import CommError, WorldError
 from allstep.world import World
 
@@ -91,6 +92,12 @@ class Session:
     def default(self) -> "DefaultGroup | None":
         """The groups that `init` made, until `shutdown`; else None."""
         return self._default
+
+    def report(self, member: Membership, updates: int) -> None:
+        """Report the updates of this process; see `report_updates`."""
+        store = self._joined.rendezvous.store if self._joined is not None else None
+        if isinstance(store, WireStore):
+            member.report(store.client, updates)
 
     def _leave_at_exit(self) -> None:
         """Register the clean-up at exit once, for scripts that do not call `shutdown`."""
@@ -179,6 +186,24 @@ def rejoin(updates: int = 0) -> World:
     member.updates = updates
     _session.shutdown()
     return _session.init()
+
+
+def report_updates(updates: int) -> None:
+    """Report to the launcher of an elastic run how many updates this process has applied.
+
+    A no-op in a fixed world. The launcher learns that the worker makes progress, and how long a
+    step takes.
+    """
+    member = membership()
+    if member is not None:
+        _session.report(member, updates)
+
+
+def needs_sync() -> bool:
+    """Return whether ranks of this world of an elastic run have another state than its source."""
+    member = membership()
+    place = member.place if member is not None else None
+    return place is not None and bool(place.new or place.behind)
 
 
 def group_for(purpose: str) -> AllstepGroup:

@@ -7,17 +7,31 @@ computing one at its next collective. Waits at the store name the same key and e
 
 A rank that detects a loss by itself does not wait for the notice: `Guard.fail` also fails the other
 groups of the process.
+
+The same thread waits for the request to leave the generation in order, when workers join or hosts
+are removed (`on_change`). The members leave after their step, or at their next commit.
 """
 
 import contextlib
 import threading
+from collections.abc import Callable
+from itertools import count
 
 from allstep import wire
 from allstep.comm.health.failure import Failure
 from allstep.comm.health.threads import watch
-from allstep.wire.keys import end_of
+from allstep.wire.keys import change_of, end_of
 
 _DAY = 86_400.0
+_listeners: set[Callable[[str], None]] = set()
+
+
+def on_change(listener: Callable[[str], None]) -> None:
+    """Call `listener` with "grow", "shrink" or "mixed" when the launcher asks for another world.
+
+    It is called in a thread of its own, once for each request.
+    """
+    _listeners.add(listener)
 
 
 class EndWatch:
@@ -40,8 +54,18 @@ class EndWatch:
     def _wait(self) -> None:
         # The launcher is lost, or this process leaves the generation.
         with contextlib.suppress(ConnectionError, TimeoutError):
-            reason = self._client.get(end_of(self._generation), _DAY).decode()
-            watch().fail_all(ended(reason, self._rank))
+            try:
+                self._wait_for_changes()
+            except wire.WaitEnded as end:
+                watch().fail_all(ended(end.value.decode(), self._rank))
+
+    def _wait_for_changes(self) -> None:
+        """Call the listeners for each change, until the generation ends."""
+        for number in count():
+            key = change_of(self._generation, number)
+            (kind,) = self._client.get_all([key], _DAY, unless=end_of(self._generation))
+            for listener in tuple(_listeners):
+                listener(kind.decode())
 
 
 def ended(reason: str, rank: int) -> Failure:

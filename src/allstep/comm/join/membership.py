@@ -14,26 +14,33 @@ world exchange: the card of every member, by rank. A worker that is not in the n
 dismissed instead.
 """
 
+import contextlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from allstep import wire
-from allstep.errors import AllstepError, WorldError
-from allstep.wire.keys import ask_of, place_of
+from allstep.errors import WorldError
+from allstep.wire.keys import TICKET, ask_of, place_of, progress_of
 from allstep.world import World, places
 
-TICKET = "ALLSTEP_TICKET"
+_REPORT_SECONDS = 0.5
 # The launcher decides how long a worker waits; if it ends, so does the connection.
 _WAIT_SECONDS = 7 * 86_400.0
 
 
-class Dismissed(AllstepError):
-    """This worker is not in the next world: its host was removed. It should exit."""
+class Dismissed(SystemExit):
+    """This worker is not in the next world, for `reason`. Uncaught, it ends the process.
 
-    exit_code = 0
+    The exit code is 0 if the worker is not needed any more, and 75 if the whole run stops.
+    """
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(code)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,8 @@ class Place:
     """The place of a worker in one generation.
 
     cards: of all members, by rank. source: the rank whose state the others take; None in the first
-    generation. new: the ranks that were not in the generation before. reason: why the world was
-    formed.
+    generation. new: the ranks that were not in the generation before. behind: those that were, but
+    with fewer updates than the source. reason: why the world was formed.
     """
 
     generation: int
@@ -50,6 +57,7 @@ class Place:
     cards: tuple[dict[str, Any], ...]
     source: int | None
     new: frozenset[int]
+    behind: frozenset[int]
     reason: str
 
     @property
@@ -67,6 +75,19 @@ class Membership:
         self.updates = 0
         self.place: Place | None = None
         self._num_asked = 0
+        self._reported_at = -_REPORT_SECONDS
+
+    def report(self, client: wire.Client, updates: int) -> None:
+        """Report that this worker has finished a step, at most twice a second."""
+        self.updates = updates
+        now = time.monotonic()
+        if self.place is None or now - self._reported_at < _REPORT_SECONDS:
+            return
+        self._reported_at = now
+        # Without the launcher the run ends anyway, and in another place.
+        with contextlib.suppress(ConnectionError):
+            value = json.dumps([self.place.generation, updates])
+            client.set(progress_of(self.ticket), value.encode())
 
     def ask(self, client: wire.Client, card: Mapping[str, Any]) -> Place:
         """Wait until the launcher gives this worker its next place, and return it.
@@ -82,7 +103,7 @@ class Membership:
         except ConnectionError as error:
             raise WorldError(f"waiting for a place in the next world: {error}") from error
         if "dismissed" in reply:
-            raise Dismissed(f"this worker is not in the next world: {reply['dismissed']}")
+            raise Dismissed(reply["dismissed"], reply["code"])
         self.place = _read(reply)
         return self.place
 
@@ -94,6 +115,7 @@ def _read(reply: Mapping[str, Any]) -> Place:
         tuple(reply["cards"]),
         reply["source"],
         frozenset(reply["new"]),
+        frozenset(reply["behind"]),
         reply["reason"],
     )
 

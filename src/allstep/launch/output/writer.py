@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,9 @@ class Output:
         timestamps: bool = False,
     ) -> None:
         self.show = show
-        self.errors: list[deque[str]] = [deque(maxlen=_KEPT_LINES) for _ in range(size)]
+        self.errors: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=_KEPT_LINES))
+        self.shown: Callable[[int], int] = lambda rank: rank
+        """Returns the number to print for a worker, in an elastic run its current rank."""
         self._color = {"out": _takes_color(sys.stdout), "err": _takes_color(sys.stderr)}
         self.wait: Callable[[int], bool] = wait_for_reader
         """Called with a descriptor whose reader does not read; returns False to drop the output."""
@@ -94,13 +96,13 @@ class Output:
         self.errors[rank].extend(errors)
         if printed and self.shows(rank):
             when = time.asctime() if self._timestamps else ""
-            prefix = f"{when}{self._prefix(rank, stream, self._color[stream])}"
+            prefix = f"{when}{self._prefix(self.shown(rank), stream, self._color[stream])}"
             self._sinks[stream].write(_encoded(_with_prefix(prefix, printed)))
         return errors
 
     def shows(self, rank: int) -> bool:
         """Return whether the lines of a rank are printed."""
-        return self.show is None or rank in self.show
+        return self.show is None or self.shown(rank) in self.show
 
     def notify(self, text: str) -> None:
         """Print a text of the launcher on standard error; control characters are escaped."""
@@ -148,28 +150,54 @@ def _takes_color(stream: TextIO | None) -> bool:
     )
 
 
-# Sinks by rank and stream.
-Files = dict[tuple[int, str], Sink]
+class Files(dict[tuple[int, str], Sink]):
+    """Sinks by rank and stream; those of a rank are opened when they are first needed."""
+
+    def __init__(self, open_rank: Callable[[int], dict[str, Sink]]) -> None:
+        super().__init__()
+        self._open_rank = open_rank
+
+    def __missing__(self, key: tuple[int, str]) -> Sink:
+        self.open(key[0])
+        return self[key]
+
+    def open(self, rank: int) -> None:
+        """Open the files of a rank."""
+        self.update({(rank, stream): sink for stream, sink in self._open_rank(rank).items()})
+
+
 # Makes a sink from a descriptor and its name.
 MakeSink = Callable[[int, str], Sink]
 
 
 def _open_logs(folder: Path, size: int, make: MakeSink) -> Files:
     """Open one file per rank, for both of its streams."""
-    paths = [folder / f"rank-{_padded(rank, size)}.log" for rank in range(size)]
-    files = [_open(path, "--log-dir", make) for path in paths]
-    return {(rank, stream): files[rank] for rank in range(size) for stream in ("out", "err")}
+
+    def open_rank(rank: int) -> dict[str, Sink]:
+        sink = _open(folder / f"rank-{_padded(rank, size)}.log", "--log-dir", make)
+        return {"out": sink, "err": sink}
+
+    return _opened(Files(open_rank), size)
 
 
 def _open_streams(folder: Path, size: int, make: MakeSink) -> Files:
     """Open the files of horovodrun: a folder per rank, a file per stream."""
-    return {
-        (rank, stream): _open(
-            folder / f"rank.{_padded(rank, size)}" / f"std{stream}", "--output-filename", make
-        )
-        for rank in range(size)
-        for stream in ("out", "err")
-    }
+
+    def open_rank(rank: int) -> dict[str, Sink]:
+        of_rank = folder / f"rank.{_padded(rank, size)}"
+        return {
+            stream: _open(of_rank / f"std{stream}", "--output-filename", make)
+            for stream in ("out", "err")
+        }
+
+    return _opened(Files(open_rank), size)
+
+
+def _opened(files: Files, size: int) -> Files:
+    """Open the files of all ranks that are known at the start."""
+    for rank in range(size):
+        files.open(rank)
+    return files
 
 
 def _padded(rank: int, size: int) -> str:

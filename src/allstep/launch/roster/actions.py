@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from allstep.launch.cause import Failure
-from allstep.launch.run_state import Conclusion
+from allstep.launch.run_events import Conclusion
 
 
 @dataclass(frozen=True)

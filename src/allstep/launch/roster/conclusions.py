@@ -6,7 +6,8 @@ from allstep.launch import cause
 from allstep.launch.cause import Failure
 from allstep.launch.roster.elastic_policy import Policy
 from allstep.launch.roster.losses import Loss, Losses
-from allstep.launch.run_state import RESUBMIT, Conclusion
+from allstep.launch.run_events import Conclusion
+from allstep.launch.run_state import RESUBMIT
 
 _PREFIX = "allstep run: "
 

@@ -22,7 +22,7 @@ from allstep.launch.roster.living_workers import LivingWorker, LivingWorkers, Ph
 from allstep.launch.roster.losses import Losses
 from allstep.launch.roster.slots import Slots
 from allstep.launch.roster.stopping import Stopping
-from allstep.launch.run_state import Conclusion
+from allstep.launch.run_events import Conclusion
 
 # A dismissed worker that has not exited after this time is killed.
 _LEAVE_SECONDS = 10.0
@@ -55,9 +55,9 @@ class ElasticState:
     """The state of one elastic run.
 
     announced: workers that join or leave, as far as the members were notified. since: start of the
-    wait of a stage. reason: why the current generation is over. has_ended: its members were asked
-    to leave it at once. doomed_at: time of an error of the program. has_saved: a worker of a
-    withdrawn host exited with 75.
+    wait of a stage. reason: why the current generation is over. has_cause: `reason` is the cause,
+    and not a consequence. has_ended: its members were asked to leave it at once. doomed_at: time of
+    an error of the program. has_saved: a worker of a withdrawn host exited with 75.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -71,6 +71,7 @@ class ElasticState:
         self.since = 0.0
         self.reason = ""
         self.has_ended = False
+        self.has_cause = False
         self.doomed_at: float | None = None
         self.has_saved = False
         self.stopping: Stopping | None = None
@@ -132,10 +133,19 @@ class ElasticState:
 
     # Changes.
 
-    def end_generation(self, at: float, reason: str) -> None:
-        """Ask the members of the current generation to leave it at once, if not done before."""
-        if self.plan is None or self.stopping is not None or self.has_ended:
+    def end_generation(self, at: float, reason: str, *, is_cause: bool = True) -> None:
+        """Ask the members of the current generation to leave it at once, if not done before.
+
+        is_cause: `reason` is the cause of the end. Otherwise it is replaced by the first cause: a
+        member may report a lost peer before the exit of that peer is known here.
+        """
+        if self.plan is None or self.stopping is not None:
             return
+        if self.has_ended:
+            if is_cause and not self.has_cause:
+                self.reason, self.has_cause = reason, True
+            return
+        self.has_cause = is_cause
         self.has_ended, self.since, self.reason = True, at, reason
         self.actions.append(EndGeneration(self.plan.generation, reason))
         if self.stage is not Stage.FINISHING:

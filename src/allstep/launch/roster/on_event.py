@@ -89,7 +89,7 @@ def _ready(state: ElasticState, event: Ready) -> None:
     if state.stage is Stage.RUNNING and state.announced:
         state.stage, state.since = Stage.CHANGING, event.at
     elif state.stage is Stage.RUNNING:
-        state.end_generation(event.at, f"{state.name_of(worker)} has left it")
+        state.end_generation(event.at, f"{state.name_of(worker)} has left it", is_cause=False)
     elif state.stopping is not None and state.stopping.lets_save:
         state.release_waiting(event.at)
 

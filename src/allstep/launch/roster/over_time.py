@@ -25,7 +25,7 @@ from allstep.launch.roster.elastic_state import (
 )
 from allstep.launch.roster.living_workers import LivingWorker, Phase
 from allstep.launch.roster.stopping import STOP_SECONDS, Stopping
-from allstep.launch.run_state import Conclusion
+from allstep.launch.run_events import Conclusion
 
 # Waits for the cause of an error of the program, as in `run_state`.
 _SETTLE_SECONDS = 0.25

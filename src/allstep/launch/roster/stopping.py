@@ -7,7 +7,8 @@ ends without waiting for those whose ends were not reported. A forwarded signal 
 
 import signal
 
-from allstep.launch.run_state import RESUBMIT, Conclusion
+from allstep.launch.run_events import Conclusion
+from allstep.launch.run_state import RESUBMIT
 
 # Between SIGTERM and SIGKILL after a failure, or after Ctrl-C.
 STOP_SECONDS = 3.0

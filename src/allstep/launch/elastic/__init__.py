@@ -1,0 +1,15 @@
+"""Runs whose world changes while they run: the launcher's side of D14.
+
+```
+worker_table        the workers by number and ticket; their requests for a place
+elastic_run         the state of such a run, as the launcher's loop uses it, around a roster
+elastic_launcher    the loop: requests and exits to events, the roster's actions to messages
+```
+
+`launch.roster` decides, this package acts. Imports: everything else in `launch`. Start with
+`elastic_launcher`.
+"""
+
+from allstep.launch.elastic.elastic_launcher import ElasticLauncher
+
+__all__ = ["ElasticLauncher"]

@@ -1,0 +1,228 @@
+"""The launcher of an elastic run: `Launcher` with a roster in place of a fixed list of ranks.
+
+```
+worker  -- elastic/ask ------->  store  -- subscription -->  Standby, Ready  -->  roster
+agent   -- Exit, end of link ----------------------------->  WorkerExited, HostLost  --^
+roster  -- Publish, Dismiss  -->  elastic/place/<ticket>/<n>
+        -- EndGeneration     -->  elastic/end/<generation>
+        -- StartWorker, KillWorker, ForwardSignal  -->  messages to agents
+```
+
+A worker has a number, which counts all workers of the run, and a ticket. Its rank belongs to one
+generation: lines that it prints have the rank of its current place in front.
+"""
+
+import json
+import selectors
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from allstep.launch import cause
+from allstep.launch.elastic.elastic_run import ElasticRun
+from allstep.launch.elastic.worker_table import ElasticWorker, WorkerTable
+from allstep.launch.host_connection import HostConnection
+from allstep.launch.job import Job
+from allstep.launch.launcher import Launcher
+from allstep.launch.messages import Exit, KillOne, Signal, Start, WorkerOrder
+from allstep.launch.orders import Orders
+from allstep.launch.roster.actions import (
+    Dismiss,
+    EndGeneration,
+    ForwardSignal,
+    KillWorker,
+    NotifyChange,
+    Plan,
+    Publish,
+    SaveAndExit,
+    StartWorker,
+)
+from allstep.launch.roster.elastic_policy import Policy
+from allstep.launch.roster.roster_events import Progress
+from allstep.launch.run_events import Exited, LeaveHost
+from allstep.launch.run_state import RESUBMIT, HostRanks
+from allstep.wire import keys
+from allstep.wire.subscription import Subscription
+from allstep.world import World
+
+
+class ElasticLauncher(Launcher):
+    """One elastic run of a `job`. policy: how many workers it needs, and what follows a loss."""
+
+    def __init__(self, job: Job, policy: Policy) -> None:
+        self.policy = policy
+        self.workers = WorkerTable()
+        self._asks: Subscription | None = None
+        self._progress: dict[str, bytes] = {}
+        # Requests to leave the current generation in order.
+        self._num_changes = 0
+        super().__init__(job)
+        self.output.shown = self.workers.shown
+
+    def watch(self, connections: Sequence[HostConnection]) -> None:
+        """Use these connections as the hosts of the run."""
+        self.connections = connections
+        for connection in connections:
+            connection.ranks = []
+        hosts = [HostRanks(each.label, [], each.remote) for each in connections]
+        self.run_state = ElasticRun(hosts, self.policy, self.limits.lost)
+        self.state = self.run_state
+
+    # Workers.
+
+    def _start_workers(self) -> None:
+        """Offer the slots of all hosts; the roster's actions start the workers."""
+        assert self.store is not None
+        self._asks = self.store.subscribe(keys.ASKS)
+        self.selector.register(self._asks, selectors.EVENT_READ, self._on_asks)
+        slots = [(host.label, host.slots) for host in self.job.hosts]
+        self.run_state.start()
+        self.run_state.offer(slots, self._moment())
+        self._decide()
+
+    def _on_asks(self) -> None:
+        """Pass the workers' requests for a place on to the roster."""
+        assert self._asks is not None and self.store is not None
+        for key in self._asks.take():
+            event = self.workers.asked(key, self.store.peek(key) or b"", self._moment())
+            if event is None:
+                refusal = {"dismissed": "its ticket is unknown or not valid any more"}
+                self.store.set(key.replace("/ask/", "/place/"), json.dumps(refusal).encode())
+            else:
+                self.run_state.report(event)
+
+    def _decide(self) -> None:
+        self._read_progress()
+        super()._decide()
+
+    def _read_progress(self) -> None:
+        """Pass on what the workers have written about their steps since the last time."""
+        assert self.store is not None
+        for worker in self.workers.living():
+            value = self.store.peek(keys.progress_of(worker.ticket))
+            if value is not None and value != self._progress.get(worker.ticket):
+                self._progress[worker.ticket] = value
+                generation, updates = json.loads(value)
+                self.run_state.report(Progress(self._moment(), worker.number, generation, updates))
+
+    def _exited(self, now: float, message: Exit) -> Exited:
+        """Return the event of an exit; the ticket of the worker is not valid any more."""
+        assert self.store is not None
+        worker = self.workers.end(message.rank)
+        record = None
+        if message.code and worker.rank is not None:
+            record = self.store.peek(keys.failure_of(worker.rank))
+        errors = tuple(self.output.errors[message.rank])
+        blames = cause.blamed_by(record)
+        return Exited(now, message.rank, message.code, errors, message.out_of_memory, blames)
+
+    # Actions.
+
+    def _carry_out(self, decisions: Iterable[object]) -> None:
+        for decision in decisions:
+            match decision:
+                case StartWorker():
+                    self._start_worker(decision)
+                case KillWorker():
+                    connection = self._connection_of(self.workers[decision.worker])
+                    connection.link.send(KillOne(decision.worker))
+                case Publish():
+                    self._publish(decision.plan)
+                case EndGeneration():
+                    self._end_generation(decision)
+                case NotifyChange():
+                    self._notify_change(decision)
+                case Dismiss():
+                    self._answer(decision.worker, dismissed="it is not needed any more", code=0)
+                case SaveAndExit():
+                    why = "the run stops" + ("; it saves the state" if decision.saves else "")
+                    self._answer(decision.worker, dismissed=why, code=RESUBMIT)
+                case ForwardSignal():
+                    self._send(Signal(decision.number))
+                case LeaveHost():
+                    self.workers.end_host(self.connections[decision.host].label)
+                    super()._carry_out([decision])
+                case _:
+                    super()._carry_out([decision])
+
+    def _connection_of(self, worker: ElasticWorker) -> HostConnection:
+        return next(each for each in self.connections if each.label == worker.host)
+
+    def _start_worker(self, action: StartWorker) -> None:
+        worker = self.workers.add(action.worker, action.host)
+        connection = self._connection_of(worker)
+        assert isinstance(connection.ranks, list)
+        connection.ranks.append(worker.number)
+        connection.link.send(self._order(connection, worker, action.slot))
+
+    def _order(self, connection: HostConnection, worker: ElasticWorker, slot: int) -> Start:
+        """Return the message that starts one worker."""
+        assert self.store is not None
+        orders = Orders(self.job, [], self.connections, self.token, self.store.port, self.limits)
+        # Until it has a place: scripts may read these variables before they call init().
+        size = self.policy.num_workers
+        place = min(worker.number, size - 1), size, slot, connection.host.slots, 0, 1
+        world = World(*place, connection.label, "allstep")
+        env = {
+            **world.to_env(),
+            **world.to_horovod_env(),
+            keys.TICKET: worker.ticket,
+            "HOROVOD_ELASTIC": "1",
+        }
+        started = [WorkerOrder(worker.number, env)]
+        return orders.order(connection, orders.addresses(), started, leaves_nothing=True)
+
+    def _publish(self, plan: Plan) -> None:
+        """Send each member its place, and forget the keys of the generation before."""
+        assert self.store is not None
+        self.store.delete_prefix(f"allstep/{plan.generation}/")
+        self.store.delete_prefix(keys.change_of(plan.generation - 1, 0).removesuffix("0"))
+        self._num_changes = 0
+        self.store.delete_prefix(keys.failure_of(0).removesuffix("0"))
+        cards = [self.workers[number].card for number in plan.members]
+        ranks = {number: rank for rank, number in enumerate(plan.members)}
+        for number, rank in ranks.items():
+            worker = self.workers[number]
+            worker.rank, worker.generation = rank, plan.generation
+            self._answer(
+                number,
+                generation=plan.generation,
+                rank=rank,
+                cards=cards,
+                source=None if plan.source is None else ranks[plan.source],
+                new=[ranks[each] for each in plan.new],
+                behind=[ranks[each] for each in plan.behind],
+                reason=plan.reason,
+            )
+        if plan.generation:
+            self.output.notify(_line(plan, [self.workers[each].host for each in plan.members]))
+
+    def _answer(self, number: int, **reply: Any) -> None:
+        """Answer the request of a worker for a place."""
+        assert self.store is not None
+        worker = self.workers[number]
+        asked, worker.num_answered = worker.num_answered, worker.num_answered + 1
+        self.store.delete_prefix(keys.ask_of(worker.ticket, asked))
+        self.store.delete_prefix(keys.place_of(worker.ticket, asked - 1))
+        self.store.set(keys.place_of(worker.ticket, asked), json.dumps(reply).encode())
+
+    def _end_generation(self, action: EndGeneration) -> None:
+        assert self.store is not None
+        self.store.delete_prefix(keys.end_of(action.generation - 1))
+        self.store.set(keys.end_of(action.generation), action.reason.encode())
+
+    def _notify_change(self, action: NotifyChange) -> None:
+        assert self.store is not None
+        self.store.set(keys.change_of(action.generation, self._num_changes), action.kind.encode())
+        self._num_changes += 1
+
+
+def _line(plan: Plan, hosts: Sequence[str]) -> str:
+    """Return one line about a new world."""
+    where = ", ".join(
+        f"rank {rank} is worker {number} on {host}"
+        for rank, (number, host) in enumerate(zip(plan.members, hosts, strict=True))
+    )
+    return (
+        f"allstep run: {plan.reason}; generation {plan.generation} has {len(plan.members)} workers,"
+        f" {len(plan.new)} of them new: {where}"
+    )

@@ -1,0 +1,173 @@
+"""The state of an elastic run, as the launcher's loop uses it.
+
+It has the interface of `RunState`. The roster decides about workers; links, silent hosts, the store
+and problems of hosts are translated here into the roster's events.
+"""
+
+from collections.abc import Callable, Sequence
+
+from allstep.launch import cause
+from allstep.launch.roster.actions import Action, FinishRun
+from allstep.launch.roster.elastic_policy import Policy
+from allstep.launch.roster.roster import Roster
+from allstep.launch.roster.roster_events import (
+    HostLost,
+    HostsFound,
+    HostsSignaled,
+    Progress,
+    Ready,
+    Standby,
+    WorkerExited,
+)
+from allstep.launch.run_events import (
+    Conclusion,
+    Decision,
+    Event,
+    Exited,
+    Greeted,
+    KillAll,
+    LeaveHost,
+    LinkEnded,
+    Refused,
+    Signaled,
+    StoreEnded,
+)
+from allstep.launch.run_state import HostRanks
+
+# The loop decides at least once a second; after a longer pause the launcher itself did not run.
+_PAUSE_SECONDS = 2.0
+
+
+class ElasticRun:
+    """The state of one elastic run. hosts: in the order of their numbers; lost: as for RunState."""
+
+    def __init__(self, hosts: Sequence[HostRanks], policy: Policy, lost: float) -> None:
+        self.hosts = list(hosts)
+        self.roster = Roster(policy)
+        self.problem: str | None = None
+        self.greeted: set[int] = set()
+        self.over: set[int] = set()
+        self.started = False
+        self._lost = lost
+        self._alive = [0.0 for _ in hosts]
+        self._decided_at = 0.0
+        self._decisions: list[Decision] = []
+        self._conclusion: Conclusion | None = None
+
+    # Events.
+
+    def note_alive(self, host: int, now: float) -> None:
+        """Record a sign of life of a host at time `now`."""
+        self._alive[host] = now
+
+    def start(self) -> None:
+        """Record that workers may be started."""
+        self.started = True
+
+    def offer(self, slots: Sequence[tuple[str, int]], now: float) -> None:
+        """Offer the slots of the hosts to the roster."""
+        self.roster.take(HostsFound(now, tuple(slots)))
+
+    def take(self, event: Event) -> None:
+        """Record an event of a host, a worker or the launcher."""
+        match event:
+            case Greeted():
+                self.greeted.add(event.host)
+            case Exited():
+                self.roster.take(_exit_of(event))
+            case LinkEnded():
+                self._link_ended(event)
+            case Refused():
+                self._end_with(event.text)
+            case StoreEnded():
+                self._end_with(f"the launcher's store ended by itself ({event.reason})")
+            case Signaled():
+                self.roster.take(HostsSignaled(event.at, event.number))
+
+    def report(self, event: Standby | Ready | Progress) -> None:
+        """Record what a worker has reported through the store."""
+        self.roster.take(event)
+
+    def _link_ended(self, event: LinkEnded) -> None:
+        if event.host in self.over:
+            return
+        if event.host not in self.greeted:
+            self._end_with(event.why)
+        self._lose(event.host, event.why, event.at)
+
+    def _lose(self, host: int, why: str, now: float) -> None:
+        self.over.add(host)
+        self._decisions.append(LeaveHost(host, lost=True))
+        self.roster.take(HostLost(now, self.hosts[host].label, why))
+
+    def _end_with(self, problem: str) -> None:
+        """End the run with a problem that no other worker can solve."""
+        if self.problem is None:
+            self.problem = problem
+            self._decisions.append(KillAll())
+
+    # Decisions.
+
+    def decide(self, now: float) -> list[Decision | Action]:
+        """Return what to do now."""
+        since, self._decided_at = now - self._decided_at, now
+        if since > _PAUSE_SECONDS:
+            self._alive = [min(now, at + since) for at in self._alive]
+        self._lose_silent_hosts(now)
+        decisions: list[Decision | Action] = [*self._decisions]
+        self._decisions = []
+        for action in self.roster.decide(now):
+            if isinstance(action, FinishRun):
+                self._conclusion = action.conclusion
+            else:
+                decisions.append(action)
+        return decisions
+
+    def decide_while_blocked(self, now: float) -> list[Decision | Action]:
+        """Decide while the loop waits for a reader of its output and reads no link."""
+        return self.decide(now)
+
+    def _lose_silent_hosts(self, now: float) -> None:
+        for number, host in enumerate(self.hosts):
+            is_watched = host.remote and number in self.greeted and number not in self.over
+            if is_watched and now - self._alive[number] > self._lost:
+                self._lose(number, f"no sign of life for {now - self._alive[number]:.0f} s", now)
+
+    def must_end(self, now: float) -> bool:
+        """Return whether the run is over although output waits for a reader."""
+        return self.is_over
+
+    @property
+    def has_deadline(self) -> bool:
+        """Return whether time alone may lead to a decision soon."""
+        return self.started and self.roster.deadline is not None
+
+    @property
+    def may_start(self) -> bool:
+        """Return whether workers may be started."""
+        return self.problem is None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether there is nothing left to wait for."""
+        return self.problem is not None or self._conclusion is not None
+
+    def conclusion(
+        self, now: float, shows: Callable[[int], bool], *, foreground: bool
+    ) -> Conclusion:
+        """Return the exit code and the text to print last."""
+        return self._conclusion or Conclusion(1, "allstep run: the run did not start")
+
+
+def _exit_of(event: Exited) -> WorkerExited:
+    failed = cause.Failure(event.rank, "", event.code, event.at, event.errors)
+    lines = cause.last_error_lines(event.errors) if failed.has_traceback else []
+    return WorkerExited(
+        event.at,
+        event.rank,
+        event.code,
+        event.errors,
+        event.out_of_memory,
+        event.blames,
+        "\n".join(lines),
+    )
