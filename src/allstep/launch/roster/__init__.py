@@ -14,8 +14,8 @@ losses, conclusions       failures of a generation, errors of the program; how t
 stopping                  from the decision to end the run until all workers have ended
 ```
 
-`launch.elastic` carries its actions out. Imports: `cause`, `run_events` and `run_state` of `launch`.
-Start with `roster`.
+`launch.elastic` carries its actions out. Imports: `cause`, `run_events` and `run_state`. Start with
+`roster`.
 """
 
 from allstep.launch.roster.elastic_policy import Policy
