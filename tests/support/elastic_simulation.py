@@ -91,6 +91,7 @@ class Checks:
     exits: list[WorkerExited] = field(default_factory=list)
     has_signal: bool = False
     is_stopping: bool = False
+    killed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.due = self.limit
@@ -145,10 +146,27 @@ class Checks:
                 assert truth.phase in (*WAITING, "dead"), "only a worker that waits can be let go"
             case KillWorker():
                 assert action.worker not in self.reported_dead
+                assert action.worker not in self.killed, "once"
+                self.killed.add(action.worker)
             case FinishRun():
                 self.finish = action
                 if action.conclusion.code != 0 and not self.has_signal:
                     self.check_reason(action.conclusion.text, now)
+
+    def time(self, now: float) -> None:
+        """Nothing waits longer than its limit."""
+        assert now <= self.due + 0.3, "no plan within the time limits"
+        has_done = any(each.code in (0, 75) for each in self.exits)
+        if self.plan is None or self.plan.generation not in self.ended or has_done:
+            return
+        # Steps of a simulation take less than 20 s, forming included.
+        if now > self.ended_at + 2.0 + max(self.policy.first_step, 20.0) + 0.3:
+            answered = {each for each, (number, _) in self.ready.items() if self.is_now(number)}
+            silent = set(self.plan.members) - answered - self.reported_dead - self.killed
+            assert silent == set() or self.is_stopping, "a member that does not answer stays"
+
+    def is_now(self, generation: int) -> bool:
+        return self.plan is not None and generation == self.plan.generation
 
     def check_reason(self, text: str, now: float) -> None:
         """A run without a signal must have a reason to fail."""
@@ -313,9 +331,8 @@ class Simulation:
             self.log.append((self.now, action))
             self.checks.action(action, self.now, actions)
             self.execute(action)
-        # A stage without a limit of its own ends the job by itself.
         if self.checks.finish is None:
-            assert self.now <= self.checks.due + 0.3, "no plan within the time limits"
+            self.checks.time(self.now)
 
     # Events.
 
@@ -362,6 +379,12 @@ class Simulation:
             if each.phase == "member" and each.generation == self.plan.generation
         ]
 
+    def members_at_the_end(self) -> list[Process]:
+        """The workers of the last world that were not lost."""
+        assert self.plan is not None
+        done = {each.worker for each in self.checks.exits if each.code == 0}
+        return [self.processes[number] for number in self.plan.members if number in done]
+
     def work(self, plan: Plan, step: float) -> None:
         """One step of a world, if all its members are there."""
         if plan is not self.plan:
@@ -378,6 +401,9 @@ class Simulation:
             return
         else:
             self.step(plan, members)
+        if any(each.updates >= self.num_updates for each in members):
+            self.exit_soon(members)
+            return
         self.later(step, lambda: self.work(plan, step))
 
     def notice(self, members: Sequence[Process]) -> None:
@@ -404,9 +430,10 @@ class Simulation:
                 each,
                 lambda at, n=number, g=generation, u=updates: Progress(at, n, g, u),
             )
-            if each.updates >= self.num_updates:
-                code = 1 if self.mishap(0.05) else 0
-                self.later(self.soon(0.5), lambda each=each, code=code: self.die(each, code))
+
+    def exit_soon(self, members: Sequence[Process]) -> None:
+        for each in members:
+            self.die_later(each, 1 if self.mishap(0.05) else 0, 0.5)
 
     # Actions.
 
@@ -468,6 +495,9 @@ class Simulation:
             if process.is_alive:
                 process.phase, process.generation = "member", plan.generation
                 process.has_state |= plan.source is None
+        if plan.source is not None and self.mishap(0.15):
+            # Often before the others have received its state.
+            self.die_later(self.processes[plan.source], -9, 1.0)
         step = self.random.choice([0.02, 0.5, 5.0])
         self.later(self.soon(1.0), lambda: self.work(plan, step))
 

@@ -188,6 +188,22 @@ def test_a_member_that_exits_with_its_withdrawn_host_is_no_failure() -> None:
     assert finished(run.exits(3.0, 0, 0)) == (0, "")
 
 
+def test_a_member_of_a_withdrawn_host_does_not_end_the_job_with_0() -> None:
+    run = Scenario("a:1 b:1", num=2).running(2)
+    run.at(2.0, lists(2.0, "a:1"))
+    assert of_type(run.exits(2.5, 1, 0), EndGeneration)
+    assert published(run.ready(2.6, 0)).members == (0,)
+
+
+def test_all_members_leave_with_their_hosts() -> None:
+    for codes, expected in [((0, 0), 0), ((75, 0), 75), ((0, -15), 1)]:
+        run = Scenario("a:1 b:1", num=2).running(2)
+        run.at(2.0, lists(2.0, ""))
+        run.exits(2.5, 1, codes[0])
+        code, text = finished(run.exits(2.6, 0, codes[1]))
+        assert code == expected and ("no state left" in text) == (code != 0)
+
+
 def test_all_hosts_replaced_the_source_stays_until_the_others_have_its_state() -> None:
     """Horovod ends such a job: unable to broadcast state."""
     run = Scenario("a:2", num=2).running(2)

@@ -18,14 +18,20 @@ def failed(failures: Sequence[Failure], size: int, num_stopped: int) -> Conclusi
     return Conclusion(first.exit_code, cause.report(first, size, num_stopped))
 
 
-def no_state_left(losses: Losses, size: int, generation: int, saved: bool) -> Conclusion:
-    """Return the end of a run whose members have all ended. saved: one has exited with 75."""
+def no_state_left(losses: Losses, size: int, generation: int, left_with: set[int]) -> Conclusion:
+    """Return the end of a run whose members have all ended.
+
+    left_with: exit codes of those that left with their hosts. If all of them were done or have
+    saved, the run is or has, too.
+    """
     text = (
         f"{_PREFIX}no state left: all {size} workers of generation {generation} have ended or hold"
         " no state; start again from the last checkpoint"
     )
+    if not losses.failures and left_with == {0}:
+        return Conclusion(0)
     if not losses.failures:
-        return Conclusion(RESUBMIT if saved else 1, text)
+        return Conclusion(RESUBMIT if RESUBMIT in left_with else 1, text)
     report = failed(losses.failures, size, 0)
     if losses.are_alike(size):
         return report

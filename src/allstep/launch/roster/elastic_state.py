@@ -57,7 +57,8 @@ class ElasticState:
     announced: workers that join or leave, as far as the members were notified. since: start of the
     wait of a stage. reason: why the current generation is over. has_cause: `reason` is the cause,
     and not a consequence. has_ended: its members were asked to leave it at once. doomed_at: time of
-    an error of the program. has_saved: a worker of a withdrawn host exited with 75.
+    an error of the program. left_with: exit codes of the members of this generation that left with
+    their hosts.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -73,7 +74,7 @@ class ElasticState:
         self.has_ended = False
         self.has_cause = False
         self.doomed_at: float | None = None
-        self.has_saved = False
+        self.left_with: set[int] = set()
         self.stopping: Stopping | None = None
         self.actions: list[Action] = []
 
@@ -116,7 +117,10 @@ class ElasticState:
         )
 
     def may_act(self) -> list[LivingWorker]:
-        """Return the members that may still act: no plan can leave them out."""
+        """Return the members that may still act: no plan can leave them out.
+
+        A killed worker counts until it has exited, also if it got ready in the meantime.
+        """
         members = self.workers.having(*IN_PLAN)
         return [each for each in members if each.phase is Phase.MEMBER or each.is_killed]
 

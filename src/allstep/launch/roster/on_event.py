@@ -80,10 +80,8 @@ def _progressed(state: ElasticState, event: Progress) -> None:
 
 def _ready(state: ElasticState, event: Ready) -> None:
     worker = _member(state, event)
-    # A killed worker may still act until it has exited, and the next plan waits for that.
-    if worker is None or worker.is_killed:
+    if worker is None or state.plan is None:
         return
-    assert state.plan is not None
     is_new = worker.number in state.plan.new
     worker.leave_generation(event.updates, state.plan.updates if is_new else 0)
     if state.stage is Stage.RUNNING and state.announced:
@@ -97,9 +95,10 @@ def _ready(state: ElasticState, event: Ready) -> None:
 def _exited(state: ElasticState, event: WorkerExited) -> None:
     """Apply the end of a worker, by what it did and by its exit code.
 
-    An excused worker was dismissed or killed with its host: no failure. Exit code 0 of a member
-    means that the job is done, 75 that it has saved and stops. Any other one is a loss. Before
-    there is a plan, workers count as members: the command may be one that joins no world.
+    An excused worker was dismissed or killed with its host, and one in a slot that is not offered
+    any more left with it: no failure. Exit code 0 of another member means that the job is done, 75
+    that it has saved and stops. Any other one is a loss. Before there is a plan, workers count as
+    members: the command may be one that joins no world.
     """
     worker = state.workers.remove(event.worker)
     if worker is None:
@@ -110,9 +109,12 @@ def _exited(state: ElasticState, event: WorkerExited) -> None:
         state.stopping.add_exit(event.code)
     elif worker.phase in WAITING and (state.plan is not None or event.code not in (0, RESUBMIT)):
         _lose_before_joining(state, worker, event)
+    elif not state.is_offered(worker, event.at):
+        state.left_with.add(event.code)
+        _end_if_in_plan(state, worker, event.at)
     elif event.code == 0:
         _finish(state)
-    elif event.code == RESUBMIT and state.is_offered(worker, event.at):
+    elif event.code == RESUBMIT:
         _stop_after_saving(state, event.at)
     else:
         _lose_member(state, worker, event)
@@ -156,10 +158,6 @@ def _lose_before_joining(state: ElasticState, worker: LivingWorker, event: Worke
 
 
 def _lose_member(state: ElasticState, worker: LivingWorker, event: WorkerExited) -> None:
-    if not state.is_offered(worker, event.at):
-        state.has_saved |= event.code == RESUBMIT
-        _end_if_in_plan(state, worker, event.at)
-        return
     failure = _failure(event, state.rank_of(worker), worker.host)
     state.end_generation(event.at, f"lost {state.name_of(worker)}: {failure.how}")
     state.exclude(worker, event.at)

@@ -139,7 +139,7 @@ def _form_next(state: ElasticState, now: float) -> None:
     if not state.may_act():
         if not candidates.holders:
             size = len(state.plan.members)
-            end = conclusions.no_state_left(state.losses, size, state.generation, state.has_saved)
+            end = conclusions.no_state_left(state.losses, size, state.generation, state.left_with)
             _fail(state, _with_rule(state, end), now)
             return
         selection = form_plan.select(candidates, state.policy)
@@ -182,8 +182,9 @@ def _publish_next(
 
 def _publish(state: ElasticState, plan: Plan, now: float) -> None:
     state.plan, state.stage = plan, Stage.RUNNING
-    state.reason, state.has_ended, state.has_saved = "", False, False
+    state.reason, state.has_ended = "", False
     state.announced.clear()
+    state.left_with.clear()
     state.losses.start_generation()
     for number in plan.members:
         worker = state.workers.get(number)
