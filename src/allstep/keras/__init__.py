@@ -51,7 +51,6 @@ from allstep.hvd.requests import Adasum, Average, Sum
 from allstep.keras import callbacks, elastic
 from allstep.keras.callbacks import BroadcastGlobalVariablesCallback
 from allstep.keras.compiled_models import install as _install
-from allstep.keras.evaluation import evaluate
 from allstep.keras.global_batches import Batches, batches
 from allstep.keras.saved_models import load_model
 from allstep.keras.values import (
@@ -62,6 +61,7 @@ from allstep.keras.values import (
     reducescatter,
 )
 from allstep.keras.variables import broadcast_variables
+from allstep.keras_shared.exact_evaluation import evaluate
 from allstep.keras_shared.wrapped_optimizers import (
     DistributedOptimizer,
     PartialDistributedOptimizer,
