@@ -27,6 +27,7 @@ CHECKS = [
     "saved_models_are_plain",
     "wrong_arguments",
     *keras2_checks.EXACT,
+    "graph_matches_one",
 ]
 SETTINGS = {
     "TF_USE_LEGACY_KERAS": "1",

@@ -58,14 +58,15 @@ def model(tf: Any, seed: int = 3) -> Any:
     )
 
 
-def train(tf: Any, optimizer: Any, rank: int, size: int, **options: Any) -> tuple[Any, Any]:
+def train(
+    tf: Any, optimizer: Any, rank: int, size: int, batch: int = cases.BATCH, **options: Any
+) -> tuple[Any, Any]:
     """Train on this rank's share; return the losses of the epochs and the weights."""
     made = model(tf)
     made.compile(optimizer=optimizer, loss="mse", experimental_run_tf_function=False)
     x, y = (cases.share(each, rank, size) for each in cases.data())
-    batch = cases.BATCH // size
     found = made.fit(
-        x, y, batch_size=batch, epochs=cases.EPOCHS, shuffle=False, verbose=0, **options
+        x, y, batch_size=batch // size, epochs=cases.EPOCHS, shuffle=False, verbose=0, **options
     )
     return found.history["loss"], made.get_weights()
 
@@ -107,6 +108,49 @@ def passes_and_compression(hvd: Any, tf: Any, folder: Path) -> None:
         small = hvd.DistributedOptimizer(known.SGD(1.0), compression=hvd.Compression.fp16)
         small.apply_gradients([(tf.constant([1.0001, 1.0]), variable)])
         assert variable.numpy().tolist() == [-4.0, -3.0]
+
+
+def graph_matches_one(hvd: Any, tf: Any, folder: Path) -> None:
+    """Keras 2 in a graph with a Session, as scripts for TensorFlow 1 have it; legacy optimizers."""
+    with tf.Graph().as_default(), tf.compat.v1.Session().as_default():
+        tf.compat.v1.keras.backend.set_session(tf.compat.v1.get_default_session())
+        for passes in (1, 2):
+
+            def make() -> Any:
+                return tf.keras.optimizers.legacy.SGD(0.05, momentum=0.9, clipnorm=0.1)
+
+            _, expected = train(tf, make(), 0, 1, batch=cases.BATCH * passes)
+            made = hvd.DistributedOptimizer(
+                make(), backward_passes_per_step=passes, average_aggregated_gradients=True
+            )
+            callbacks = [
+                hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+                hvd.callbacks.MetricAverageCallback(),
+            ]
+            _, found = train(tf, made, hvd.rank(), hvd.size(), callbacks=callbacks)
+            assert_equal(found, expected)
+        _refused_in_a_graph(hvd, tf)
+    tf.keras.backend.clear_session()
+
+
+def _refused_in_a_graph(hvd: Any, tf: Any) -> None:
+    x, y = cases.data()
+    with pytest.raises(ValueError, match=r"hvd\.batches in a graph of tf\.compat\.v1"):
+        hvd.batches(x, y)
+    with pytest.raises(ValueError, match=r"hvd\.evaluate in a graph of tf\.compat\.v1"):
+        hvd.evaluate(model(tf), x, y)
+    # The error of a reduction keeps its class here, too.
+    made = model(tf)
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.05))
+    made.compile(optimizer, "mse")
+
+    def fail(arrays: Any) -> Any:
+        raise hvd.HorovodInternalError("of this test")
+
+    made.train_on_batch(x, y)
+    optimizer._reduction._step = fail
+    with pytest.raises(hvd.HorovodInternalError, match="of this test"):
+        made.train_on_batch(x, y)
 
 
 # Applying gradients directly

@@ -98,8 +98,6 @@ def wrong_samples(hvd: Any, tf: Any, folder: Path) -> None:
         hvd.batches(x, y[:7])
     with pytest.raises(ValueError, match="Batches: expected arrays with all samples"):
         hvd.evaluate(made, hvd.batches(x, y))
-    with tf.Graph().as_default(), pytest.raises(ValueError, match=r"a graph of tf\.compat\.v1"):
-        hvd.batches(x, y)
 
     class Least(tf.keras.metrics.Metric):  # type: ignore[misc]
         def __init__(self, start: str, aggregation: Any) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "assign",
     "broadcast",
     "build_optimizer",
+    "check_exact",
     "floatx",
     "in_order",
     "is_legacy",
@@ -49,6 +50,15 @@ def is_variable(thing: Any) -> bool:
 def to_array(value: Any) -> "np.ndarray[Any, Any]":
     """Return a copy of a variable, a tensor, an array or a number."""
     return np.array(tf_keras.backend.get_value(value))
+
+
+def check_exact(what: str) -> None:
+    """Raise ValueError in a graph of tf.compat.v1: Keras 2 has other data and metrics there."""
+    if not tf.executing_eagerly():
+        raise ValueError(
+            f"{what} in a graph of tf.compat.v1: it needs eager mode; in a graph give model.fit and"
+            " model.evaluate arrays with this rank's samples"
+        )
 
 
 def floatx() -> str:

@@ -9,7 +9,6 @@ a graph of `tf.compat.v1` Keras 2 has no such adapter: `hvd.batches` is an error
 import functools
 from typing import Any
 
-import tensorflow as tf
 import tf_keras
 from tf_keras.src.engine.data_adapter import KerasSequenceAdapter
 
@@ -45,11 +44,6 @@ class Batches(GlobalBatches, tf_keras.utils.Sequence):  # type: ignore[misc]
     def __init__(
         self, x: Any, y: Any, batch: int, shuffle: bool, seed: int, sample_weight: Any = None
     ) -> None:
-        if not tf.executing_eagerly():
-            raise ValueError(
-                "hvd.batches in a graph of tf.compat.v1: Keras 2 reads its batches there in an"
-                " order that differs between ranks; give model.fit arrays with this rank's samples"
-            )
         _keep_order()
         super().__init__(x, y, batch, shuffle, seed, sample_weight)
 

@@ -38,6 +38,7 @@ class GlobalBatches:
         self, x: Any, y: Any, batch: int, shuffle: bool, seed: int, sample_weight: Any = None
     ) -> None:
         super().__init__()
+        self._keras.check_exact("hvd.batches")
         size()  # raises unless hvd.init() was called
         if batch < 1:
             raise ValueError(f"batch={batch}: expected the samples of a global batch, at least 1")

@@ -19,6 +19,9 @@ class Dialect(Protocol):
     def to_array(self, value: Any) -> Any:
         """Return a copy of a variable, tensor or number as a numpy array."""
 
+    def check_exact(self, what: str) -> None:
+        """Raise ValueError where `what`, hvd.batches or hvd.evaluate, does not work."""
+
     def as_array(self, value: Any) -> Any:
         """Return a numpy array with the values of a tensor or array, without a copy if it can."""
 

@@ -42,6 +42,7 @@ def evaluate(
     - `return_dict`: whether to return a dict by name, not a list (default: False).
     """
     dialect = _dialect_of(model)
+    dialect.check_exact("hvd.evaluate")
     data = map_arrays(dialect.as_array, (x, y, sample_weight))
     samples = np.arange(common_length(data))
     _evaluate_share(model, data, samples, batch_size, verbose)
