@@ -9,12 +9,15 @@ plain Keras. Names, arguments and results are Horovod's; `docs/horovod.md` lists
 """
 
 from allstep.hvd.frameworks import missing as _missing
+from allstep.hvd.frameworks import no_backend as _no_backend
 
 try:
     import keras as _keras  # noqa: F401
 except ModuleNotFoundError as error:
     # Keras itself, or its backend: TensorFlow unless KERAS_BACKEND names another one.
     raise _missing(__name__, error) from error
+except ValueError as error:
+    raise _no_backend(error) from None
 
 from allstep.hvd.basics import (
     ccl_built,
