@@ -14,8 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support import keras2_exact
 from support import keras_cases as cases
 from support.keras_checks import assert_equal
+
+EXACT = {
+    each.__name__: each
+    for each in (
+        keras2_exact.batches_train_as_one_worker,
+        keras2_exact.evaluates_as_one_worker,
+        keras2_exact.wrong_samples,
+    )
+}
 
 
 def run(checks: list[str], folder: Path) -> None:
@@ -28,7 +38,8 @@ def run(checks: list[str], folder: Path) -> None:
     hvd.init()
     for name in checks:
         started = time.monotonic()
-        globals()[name](hvd, tf, folder)
+        check = EXACT.get(name) or globals()[name]
+        check(hvd, tf, folder)
         print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
     assert "keras" not in sys.modules, "Keras 3 was imported"
     hvd.shutdown()
@@ -47,14 +58,15 @@ def model(tf: Any, seed: int = 3) -> Any:
     )
 
 
-def train(tf: Any, optimizer: Any, rank: int, size: int, **options: Any) -> tuple[Any, Any]:
+def train(
+    tf: Any, optimizer: Any, rank: int, size: int, batch: int = cases.BATCH, **options: Any
+) -> tuple[Any, Any]:
     """Train on this rank's share; return the losses of the epochs and the weights."""
     made = model(tf)
     made.compile(optimizer=optimizer, loss="mse", experimental_run_tf_function=False)
     x, y = (cases.share(each, rank, size) for each in cases.data())
-    batch = cases.BATCH // size
     found = made.fit(
-        x, y, batch_size=batch, epochs=cases.EPOCHS, shuffle=False, verbose=0, **options
+        x, y, batch_size=batch // size, epochs=cases.EPOCHS, shuffle=False, verbose=0, **options
     )
     return found.history["loss"], made.get_weights()
 
@@ -96,6 +108,49 @@ def passes_and_compression(hvd: Any, tf: Any, folder: Path) -> None:
         small = hvd.DistributedOptimizer(known.SGD(1.0), compression=hvd.Compression.fp16)
         small.apply_gradients([(tf.constant([1.0001, 1.0]), variable)])
         assert variable.numpy().tolist() == [-4.0, -3.0]
+
+
+def graph_matches_one(hvd: Any, tf: Any, folder: Path) -> None:
+    """Keras 2 in a graph with a Session, as scripts for TensorFlow 1 have it; legacy optimizers."""
+    with tf.Graph().as_default(), tf.compat.v1.Session().as_default():
+        tf.compat.v1.keras.backend.set_session(tf.compat.v1.get_default_session())
+        for passes in (1, 2):
+
+            def make() -> Any:
+                return tf.keras.optimizers.legacy.SGD(0.05, momentum=0.9, clipnorm=0.1)
+
+            _, expected = train(tf, make(), 0, 1, batch=cases.BATCH * passes)
+            made = hvd.DistributedOptimizer(
+                make(), backward_passes_per_step=passes, average_aggregated_gradients=True
+            )
+            callbacks = [
+                hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+                hvd.callbacks.MetricAverageCallback(),
+            ]
+            _, found = train(tf, made, hvd.rank(), hvd.size(), callbacks=callbacks)
+            assert_equal(found, expected)
+        _refused_in_a_graph(hvd, tf)
+    tf.keras.backend.clear_session()
+
+
+def _refused_in_a_graph(hvd: Any, tf: Any) -> None:
+    x, y = cases.data()
+    with pytest.raises(ValueError, match=r"hvd\.batches in a graph of tf\.compat\.v1"):
+        hvd.batches(x, y)
+    with pytest.raises(ValueError, match=r"hvd\.evaluate in a graph of tf\.compat\.v1"):
+        hvd.evaluate(model(tf), x, y)
+    # The error of a reduction keeps its class here, too.
+    made = model(tf)
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.05))
+    made.compile(optimizer, "mse")
+
+    def fail(arrays: Any) -> Any:
+        raise hvd.HorovodInternalError("of this test")
+
+    made.train_on_batch(x, y)
+    optimizer._reduction._step = fail
+    with pytest.raises(hvd.HorovodInternalError, match="of this test"):
+        made.train_on_batch(x, y)
 
 
 # Applying gradients directly
@@ -301,26 +356,32 @@ def wrong_arguments(hvd: Any, tf: Any, folder: Path) -> None:
 
 
 def lose_a_rank() -> float:
-    """Kill rank 1 inside `fit`; return after how many seconds rank 0 raised the right class."""
+    """Kill the last rank inside `fit`; return after how many seconds the others raised.
+
+    Before, these ranks make the checks that are for any number of ranks.
+    """
     import tensorflow as tf
 
     import allstep.tensorflow.keras as hvd
     from allstep.errors import PeerLost
 
+    tf.keras.backend.set_floatx("float64")
     hvd.init()
+    for check in EXACT.values():
+        check(hvd, tf, Path())
     killed = []
 
     def kill(batch: int, logs: Any = None) -> None:
         if batch == 2:
             killed.append(time.monotonic())
-            if hvd.rank() == 1:
+            if hvd.rank() == hvd.size() - 1:
                 os.kill(os.getpid(), 9)
 
     made = model(tf)
     made.compile(hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.05)), "mse")
-    x, y = (cases.share(each, hvd.rank(), 2) for each in cases.data())
+    x, y = (cases.share(each, hvd.rank(), hvd.size()) for each in cases.data())
     callback = tf.keras.callbacks.LambdaCallback(on_batch_begin=kill)
     with pytest.raises(hvd.HorovodInternalError) as caught:
-        made.fit(x, y, batch_size=6, epochs=99, verbose=0, callbacks=[callback])
+        made.fit(x, y, batch_size=4, epochs=99, verbose=0, callbacks=[callback])
     assert isinstance(caught.value.__cause__, PeerLost)
     return time.monotonic() - killed[0]

@@ -119,7 +119,7 @@ def _start(joined: Joined, process_sets: Sequence[Sequence[int]], dynamic: bool)
     settings = read_settings(limits, world.local_rank, dynamic)
     store = joined.fresh_store("engine")
     sets = _numbered(process_sets, world.size)
-    _check_alike(store, world.rank, sets, world.size, limits.start)
+    _check_alike(joined, store, sets)
     board = _make_board(joined, store)
     executor = Executor(store, world.rank, limits.start, limits.timeout)
     try:
@@ -144,11 +144,12 @@ def _numbered(process_sets: Sequence[Sequence[int]], size: int) -> dict[int, tup
     return sets
 
 
-def _check_alike(
-    store: Store, rank: int, sets: dict[int, tuple[int, ...]], size: int, seconds: float
-) -> None:
+def _check_alike(joined: Joined, store: Store, sets: dict[int, tuple[int, ...]]) -> None:
+    rank, size = joined.world.rank, joined.world.size
     mine = json.dumps(list(sets.values()))
-    for other, theirs in enumerate(collect(store, "sets", rank, size, mine, seconds)):
+    check = joined.check_for("the process sets", store, "sets")
+    found = collect(store, "sets", rank, size, mine, joined.limits.start, check)
+    for other, theirs in enumerate(found):
         if theirs != mine:
             raise ValueError(
                 f"process sets differ: rank {rank} has {mine}, rank {other} has {theirs} (the"

@@ -49,6 +49,9 @@ MXNET = Framework(
 )
 ALL = (TORCH, TENSORFLOW, KERAS, KERAS_2, JAX, MXNET)
 
+KERAS_BACKENDS = ("torch", "tensorflow", "jax")
+"""Backends of Keras 3 that can train."""
+
 FRONT_ENDS = {"torch": TORCH, "tensorflow": TENSORFLOW, "keras": KERAS, "mxnet": MXNET}
 """Framework by the last part of Horovod's module name, such as `horovod.mxnet`."""
 
@@ -76,6 +79,21 @@ def missing(module: str, error: ModuleNotFoundError) -> ImportError:
         if (error.name or "").partition(".")[0] == framework.module:
             return _not_installed(module, framework)
     return ImportError(f"{module}: {error}", name=error.name)
+
+
+def no_backend(error: ValueError) -> Exception:
+    """Return the error for a Keras that was not imported, because it does not know its backend.
+
+    `error`: Keras's, or another ValueError of its import, which is returned as it is.
+    """
+    text, _, backend = str(error).partition(" : ")
+    if text != "Unable to import backend":
+        return error
+    return ImportError(
+        f'Keras has no backend {backend!r}: set KERAS_BACKEND (or "backend" in'
+        f" ~/.keras/keras.json) to one of {', '.join(KERAS_BACKENDS)}",
+        name="keras",
+    )
 
 
 def _not_installed(module: str, framework: Framework) -> ImportError:

@@ -9,12 +9,15 @@ plain Keras. Names, arguments and results are Horovod's; `docs/horovod.md` lists
 """
 
 from allstep.hvd.frameworks import missing as _missing
+from allstep.hvd.frameworks import no_backend as _no_backend
 
 try:
     import keras as _keras  # noqa: F401
 except ModuleNotFoundError as error:
     # Keras itself, or its backend: TensorFlow unless KERAS_BACKEND names another one.
     raise _missing(__name__, error) from error
+except ValueError as error:
+    raise _no_backend(error) from None
 
 from allstep.hvd.basics import (
     ccl_built,
@@ -51,7 +54,6 @@ from allstep.hvd.requests import Adasum, Average, Sum
 from allstep.keras import callbacks, elastic
 from allstep.keras.callbacks import BroadcastGlobalVariablesCallback
 from allstep.keras.compiled_models import install as _install
-from allstep.keras.evaluation import evaluate
 from allstep.keras.global_batches import Batches, batches
 from allstep.keras.saved_models import load_model
 from allstep.keras.values import (
@@ -62,6 +64,7 @@ from allstep.keras.values import (
     reducescatter,
 )
 from allstep.keras.variables import broadcast_variables
+from allstep.keras_shared.exact_evaluation import evaluate
 from allstep.keras_shared.wrapped_optimizers import (
     DistributedOptimizer,
     PartialDistributedOptimizer,

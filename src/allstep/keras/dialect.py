@@ -8,10 +8,17 @@ import keras
 from allstep.keras.framework_arrays import to_array
 from allstep.keras.variables import broadcast_variables
 from allstep.keras_shared.before_training import without_xla
+from allstep.keras_shared.sample_arrays import numpy_array
 
 __all__ = [
+    "aggregation",
+    "as_array",
+    "assign",
     "broadcast",
     "build_optimizer",
+    "check_exact",
+    "floatx",
+    "in_order",
     "is_variable",
     "optimizer_variables",
     "scale",
@@ -24,6 +31,38 @@ __all__ = [
 def is_variable(thing: Any) -> bool:
     """Return whether this is a variable of Keras 3."""
     return isinstance(thing, keras.Variable)
+
+
+def check_exact(what: str) -> None:
+    """Do nothing: Keras 3 has no place where hvd.batches or hvd.evaluate does not work."""
+
+
+def as_array(value: Any) -> Any:
+    """Return a numpy array with the values of a tensor or array, without a copy if it can."""
+    if keras.ops.is_tensor(value):
+        value = keras.ops.convert_to_numpy(value)
+    return numpy_array(value)
+
+
+def floatx() -> str:
+    """Return the name of the type that Keras computes in."""
+    name: str = keras.backend.floatx()
+    return name
+
+
+def assign(variable: Any, array: Any) -> None:
+    """Give a variable the values of a numpy array."""
+    variable.assign(array)
+
+
+def aggregation(variable: Any) -> str:
+    """Return how replicas of a metric's variable are combined: "sum", "mean", ..."""
+    return getattr(variable, "aggregation", "sum")
+
+
+def in_order(model: Any, logs: dict[str, Any]) -> Any:
+    """Return the results of metrics as `model.evaluate` does, which has no public function."""
+    return model._flatten_metrics_in_order(logs)
 
 
 def switch_xla_off(model: Any) -> None:

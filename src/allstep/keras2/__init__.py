@@ -61,6 +61,8 @@ from allstep.keras2.plain_values import (
     broadcast_global_variables,
     reducescatter,
 )
+from allstep.keras2.sequence_batches import Batches, batches
+from allstep.keras_shared.exact_evaluation import evaluate
 from allstep.keras_shared.wrapped_optimizers import (
     DistributedOptimizer,
     PartialDistributedOptimizer,
@@ -74,6 +76,7 @@ _install()
 __all__ = [
     "Adasum",
     "Average",
+    "Batches",
     "BroadcastGlobalVariablesCallback",
     "Compression",
     "DistributedOptimizer",
@@ -84,6 +87,7 @@ __all__ = [
     "add_process_set",
     "allgather",
     "allreduce",
+    "batches",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_variables",
@@ -94,6 +98,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "elastic",
+    "evaluate",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

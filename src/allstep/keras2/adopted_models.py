@@ -2,7 +2,8 @@
 
 As in `allstep.keras.compiled_models`: an error in the reduction keeps its class when it leaves
 `fit`, and XLA, which cannot call us, is switched off. `Model.compile` is wrapped once, by `import
-allstep.keras2`; models whose optimizer is not distributed stay as they are.
+allstep.keras2`, also that of the class that Keras 2 uses in a graph of `tf.compat.v1`; models whose
+optimizer is not distributed stay as they are.
 """
 
 import functools
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tf_keras
+from tf_keras.src.engine.training_v1 import Model as GraphModel
 
 from allstep.keras_shared.before_training import is_distributed
 
@@ -22,15 +24,18 @@ _LOG = logging.getLogger("allstep.keras2")
 @functools.cache
 def install() -> None:
     """Wrap Keras's `compile`, once."""
-    original = tf_keras.Model.compile
+    for model_class in (tf_keras.Model, GraphModel):
+        model_class.compile = _compile_and_adopt(model_class.compile)
 
+
+def _compile_and_adopt(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_and_adopt(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         adopt(self)
         return result
 
-    tf_keras.Model.compile = compile_and_adopt
+    return compile_and_adopt
 
 
 def adopt(model: Any) -> None:

@@ -11,14 +11,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from tf_keras.src.engine.training import flatten_metrics_in_order
 
 from allstep.keras_shared.before_training import without_xla as switch_xla_off
+from allstep.keras_shared.sample_arrays import numpy_array as as_array
 from allstep.tensorflow.elastic import optimizer_variables
 from allstep.tensorflow.functions import broadcast_variables
 
 __all__ = [
+    "aggregation",
+    "as_array",
+    "assign",
     "broadcast",
     "build_optimizer",
+    "check_exact",
+    "floatx",
+    "in_order",
     "is_legacy",
     "is_variable",
     "optimizer_variables",
@@ -42,6 +50,37 @@ def is_variable(thing: Any) -> bool:
 def to_array(value: Any) -> "np.ndarray[Any, Any]":
     """Return a copy of a variable, a tensor, an array or a number."""
     return np.array(tf_keras.backend.get_value(value))
+
+
+def check_exact(what: str) -> None:
+    """Raise ValueError in a graph of tf.compat.v1: Keras 2 has other data and metrics there."""
+    if not tf.executing_eagerly():
+        raise ValueError(
+            f"{what} in a graph of tf.compat.v1: it needs eager mode; in a graph give model.fit and"
+            " model.evaluate arrays with this rank's samples"
+        )
+
+
+def floatx() -> str:
+    """Return the name of the type that Keras computes in."""
+    name: str = tf_keras.backend.floatx()
+    return name
+
+
+def assign(variable: Any, array: Any) -> None:
+    """Give a variable the values of a numpy array, also in a graph."""
+    tf_keras.backend.set_value(variable, array)
+
+
+def aggregation(variable: Any) -> str:
+    """Return how replicas of a metric's variable are combined: "sum", "mean", ..."""
+    name: str = variable.aggregation.name
+    return name.lower()
+
+
+def in_order(model: Any, logs: dict[str, Any]) -> Any:
+    """Return the results of metrics as `model.evaluate` does."""
+    return flatten_metrics_in_order(logs, model.metrics_names)
 
 
 def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -19,6 +19,24 @@ class Dialect(Protocol):
     def to_array(self, value: Any) -> Any:
         """Return a copy of a variable, tensor or number as a numpy array."""
 
+    def check_exact(self, what: str) -> None:
+        """Raise ValueError where `what`, hvd.batches or hvd.evaluate, does not work."""
+
+    def as_array(self, value: Any) -> Any:
+        """Return a numpy array with the values of a tensor or array, without a copy if it can."""
+
+    def floatx(self) -> str:
+        """Return the name of the type that Keras computes in."""
+
+    def assign(self, variable: Any, array: Any) -> None:
+        """Give a variable the values of a numpy array."""
+
+    def aggregation(self, variable: Any) -> str:
+        """Return how replicas of a metric's variable are combined: "sum", "mean", ..."""
+
+    def in_order(self, model: Any, logs: dict[str, Any]) -> Any:
+        """Return the results of metrics as `model.evaluate` does: a list, or one number."""
+
     def switch_xla_off(self, model: Any) -> None:
         """Switch XLA off for a model that calls us from a graph of TensorFlow."""
 

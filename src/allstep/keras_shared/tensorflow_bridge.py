@@ -37,18 +37,22 @@ def forget_error() -> None:
     """Do nothing: an error is raised once."""
 
 
-def conditional(flag: Any, update: Callable[[], None], skip: Callable[[], None]) -> None:
-    """Call `update` if the flag is set, otherwise `skip`; in a graph when it runs."""
+def conditional(flag: Any, update: Callable[[], Any], skip: Callable[[], Any]) -> Any:
+    """Call `update` if the flag is set, otherwise `skip`; in a graph when it runs.
+
+    Return what a Session has to run.
+    """
     if isinstance(flag, bool):
-        (update if flag else skip)()
-        return
+        return (update if flag else skip)()
     # The branches of a condition return the same structure.
-    tf.cond(flag, lambda: _then_zero(update), lambda: _then_zero(skip))
+    return tf.cond(flag, lambda: _then_zero(update), lambda: _then_zero(skip))
 
 
-def _then_zero(function: Callable[[], None]) -> Any:
-    function()
-    return tf.constant(0)
+def _then_zero(function: Callable[[], Any]) -> Any:
+    done = function()
+    # A graph of tf.compat.v1 runs only what its result depends on.
+    with tf.control_dependencies([] if done is None else [done]):
+        return tf.constant(0)
 
 
 def _dense(grad: Any) -> Any:

@@ -169,11 +169,11 @@ import os, time
 import allstep
 from allstep.comm.group import joined as start
 collect = start.collect
-def late(store, prefix, rank, size, word, seconds):
+def late(store, prefix, rank, size, word, *rest):
     if rank and not word:
         store.set(f"{prefix}/{rank}", word)
         time.sleep(1.0)
-    return collect(store, prefix, rank, size, word, seconds)
+    return collect(store, prefix, rank, size, word, *rest)
 start.collect = late
 world = allstep.init()
 if world.rank == 0:

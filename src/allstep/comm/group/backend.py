@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, _DistributedBackendOptions
 
-from allstep.comm.group.build_memory import Options, join_hosts
+from allstep.comm.group.build_memory import Options, exchange_cards, join_hosts
 from allstep.comm.group.named_group import NAME
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.guard import Guard
+from allstep.comm.health.joined_processes import lives_in
 from allstep.comm.join.barrier import host_name, leave_card
 from allstep.comm.network.guarded_gloo import connected
 from allstep.comm.timeline import timeline
@@ -59,6 +60,10 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
 
 def _create(options: _DistributedBackendOptions, chosen: Options, guard: Guard) -> AllstepGroup:
     store, rank, size, timeout = _basics(options)
+    guard.watch_processes(lives_in(store, options.global_ranks_in_group))
+    host_store = PrefixStore("host/", store)
+    # Before Gloo connects: inside Gloo a rank that is gone is noticed only after its timeout.
+    cards = exchange_cards(host_store, rank, size, chosen, guard)
     far = connected(PrefixStore("gloo/", store), rank, size, timeout, guard)
     _copy_names(far.gloo.options, options)
     far.gloo._set_sequence_number_for_group()
@@ -69,7 +74,7 @@ def _create(options: _DistributedBackendOptions, chosen: Options, guard: Guard) 
         group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, group.nccl)
     group._set_group_name(options.group_id)
     leave_card(store, rank)
-    group.local = join_hosts(PrefixStore("host/", store), rank, size, timeout, chosen, guard)
+    group.local = join_hosts(host_store, rank, cards, timeout, chosen, guard)
     return group
 
 

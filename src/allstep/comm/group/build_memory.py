@@ -26,6 +26,7 @@ from allstep.comm.group.across_hosts import Crossing
 from allstep.comm.group.host_map import Layout
 from allstep.comm.group.within_host import SharedMemoryTransport
 from allstep.comm.health.guard import Guard
+from allstep.comm.health.processes import Lives
 from allstep.comm.join.launcher_store import collect
 from allstep.comm.memory.arena import TEXT_BYTES, Arena, block_bytes, segment_bytes
 from allstep.comm.memory.segment import CannotShare, Segment, parts, share
@@ -55,15 +56,17 @@ class Options:
     nccl: Any = None
 
 
-def join_hosts(
-    store: Store, rank: int, size: int, timeout: timedelta, options: Options, guard: Guard
-) -> SharedMemoryTransport | None:
-    """Return the transport over shared memory, and over hosts by slices.
+Card = dict[str, Any]
+"""What the ranks of a group know of one of them."""
 
-    None if a host cannot share memory: then Gloo does everything. All ranks get the same answer. A
-    single rank has an arena of its own, which is faster than Gloo.
+
+def exchange_cards(
+    store: Store, rank: int, size: int, options: Options, guard: Guard
+) -> list[Card]:
+    """Write our card and return those of all ranks, by rank.
+
+    Raises as soon as a rank is lost whose process `guard` watches.
     """
-    start = read_limits().start
     wanted = wanted_algorithm(options.algorithm)
     own = {
         "node": _node(),
@@ -75,17 +78,41 @@ def join_hosts(
         "algorithm": wanted.name if wanted else "auto",
         "study": wanted is not None and (options.algorithm is not None or _is_alone()),
     }
-    cards = [
-        json.loads(card) for card in collect(store, "host", rank, size, json.dumps(own), start)
-    ]
+    check = guard.check_for("the cards of a group")
+    start = read_limits().start
+    found = collect(store, "host", rank, size, json.dumps(own), start, check)
+    cards = [json.loads(card) for card in found]
     _check_same_algorithm(cards)
-    guard.watch_processes(_neighbours(rank, cards))
+    return cards
+
+
+def join_hosts(
+    store: Store,
+    rank: int,
+    cards: list[Card],
+    timeout: timedelta,
+    options: Options,
+    guard: Guard,
+) -> SharedMemoryTransport | None:
+    """Return the transport over shared memory, and over hosts by slices.
+
+    None if a host cannot share memory: then Gloo does everything. All ranks get the same answer. A
+    single rank has an arena of its own, which is faster than Gloo.
+    """
+    start, size = read_limits().start, len(cards)
+    guard.watch_processes(Lives(_neighbours(rank, cards)))
     layout = Layout.of(rank, [card["node"] for card in cards])
     if len(layout.hosts) == 1 and all(card["study"] for card in cards):
         layout = Layout.of(rank, [str(each) for each in range(size)])
     arena = _make_arena(store, layout, cards, start, guard)
     if len(layout.hosts) > 1 and "no" in collect(
-        store, "shared", rank, size, "yes" if arena else "no", start
+        store,
+        "shared",
+        rank,
+        size,
+        "yes" if arena else "no",
+        start,
+        guard.check_for("shared memory of a group"),
     ):
         return None
     if arena is None:
@@ -95,14 +122,14 @@ def join_hosts(
     return SharedMemoryTransport(arena, layout, guard, crossing)
 
 
-def _neighbours(rank: int, cards: list[dict[str, Any]]) -> dict[int, int]:
+def _neighbours(rank: int, cards: list[Card]) -> dict[int, int]:
     """Return the pids of the other ranks of our host, by rank, if in our pid namespace."""
     own = cards[rank]["node"], namespace() or None
     same = [other for other, card in enumerate(cards) if (card["node"], card["namespace"]) == own]
     return {other: cards[other]["pid"] for other in same if other != rank}
 
 
-def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
+def _check_same_algorithm(cards: list[Card]) -> None:
     named: dict[str, list[int]] = {}
     for rank, card in enumerate(cards):
         named.setdefault(card["algorithm"], []).append(rank)
@@ -117,7 +144,7 @@ def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
 
 
 def _make_arena(
-    store: Store, layout: Layout, cards: list[dict[str, Any]], start: float, guard: Guard
+    store: Store, layout: Layout, cards: list[Card], start: float, guard: Guard
 ) -> Arena | None:
     """Return the shared memory of our host; None if it cannot be shared."""
     ours = [cards[rank] for rank in layout.neighbours]

@@ -12,9 +12,9 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,9 +22,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import machine
 from allstep.comm.health.generation_end import EndWatch
+from allstep.comm.health.joined_processes import forget, lives_in, remember
+from allstep.comm.health.processes import Lives
 from allstep.comm.health.threads import watch
 from allstep.comm.join.attendance import attend, differing_programs, leave, program
-from allstep.comm.join.launcher_store import WireStore, collect
+from allstep.comm.join.launcher_store import WireStore, collect, wait_for
 from allstep.comm.join.membership import Membership, membership
 from allstep.comm.join.rendezvous import (
     Rendezvous,
@@ -76,15 +78,23 @@ class Joined:
         Rank 0 may serve the store, and its script may end right after this: a rank that still waits
         for an answer would lose it.
         """
-        fresh = self.fresh_store(what)
-        _wait_for_all(fresh, self.world, self.rendezvous.store, self.limits)
-        if self.world.rank:
-            fresh.set(f"knows/{self.world.rank}", "")
+        fresh, rank = self.fresh_store(what), self.world.rank
+        check = self.check_for(what, fresh, "rank")
+        _wait_for_all(fresh, self.world, self.rendezvous.store, self.limits, check=check)
+        if rank:
+            fresh.set(f"knows/{rank}", "")
         elif self.world.size > 1:
-            fresh.wait(
-                [f"knows/{rank}" for rank in range(1, self.world.size)],
-                timedelta(seconds=self.limits.start),
-            )
+            keys = [f"knows/{other}" for other in range(1, self.world.size)]
+            wait_for(fresh, keys, self.limits.start, self.check_for(what, fresh, "knows"))
+
+    def check_for(self, what: str, store: Store, prefix: str) -> Callable[[], None]:
+        """Return a function for a wait in a store: it raises PeerLost if a rank cannot come.
+
+        That is a rank whose process on this host has ended before it wrote the key of its rank
+        under `prefix`. `what`: the description of the wait in the error.
+        """
+        lives = lives_in(self.rendezvous.store, range(self.world.size))
+        return partial(_check_lives, lives, what, store, prefix, self.world.rank)
 
     @property
     def is_elastic(self) -> bool:
@@ -110,6 +120,7 @@ class Joined:
     def close(self) -> None:
         """Leave the other ranks; close the store's connection, and its server if we run it."""
         stop_timeline()
+        forget(self.rendezvous.store)
         if self.end_watch is None:
             leave(self.rendezvous.store, self.world, self.number)
         else:
@@ -160,7 +171,9 @@ def _join_generation(member: Membership) -> Joined:
         raise
     # A connection of its own, which `close` ends.
     end_watch = EndWatch(connect_to_launcher(limits).client, place.generation, world.rank)
-    return Joined(world, rendezvous, limits, cards, number, variables, end_watch)
+    joined = Joined(world, rendezvous, limits, cards, number, variables, end_watch)
+    remember(store, joined.neighbours)
+    return joined
 
 
 def _with_local_ranks(cards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -196,20 +209,42 @@ def _join_fixed(launcher: str | None) -> Joined:
     except BaseException:
         _close(rendezvous)
         raise
-    return Joined(world, rendezvous, limits, cards, number, variables)
+    joined = Joined(world, rendezvous, limits, cards, number, variables)
+    remember(rendezvous.store, joined.neighbours)
+    return joined
+
+
+def _check_lives(lives: Lives, what: str, store: Store, prefix: str, rank: int) -> None:
+    lost = lives.lost(closely=True)
+    while lost is not None:
+        if not store.check([f"{prefix}/{lost}"]):
+            raise PeerLost(
+                f"lost rank {lost} (process exited); rank {rank} waited for it: {what}",
+                rank=rank,
+                op=what,
+                peer=lost,
+            )
+        # It has done its part, and may end before the others have read that.
+        lives.forget(lost)
+        lost = lives.lost(closely=True)
 
 
 def _wait_for_all(
-    fresh: Store, world: World, store: Store, limits: Limits, value: str = ""
+    fresh: Store,
+    world: World,
+    store: Store,
+    limits: Limits,
+    value: str = "",
+    check: Callable[[], None] | None = None,
 ) -> list[str]:
     """Write `value` to an empty part of the store; return those of all ranks, by rank.
 
-    Raises WorldError with the missing ranks.
+    Raises WorldError with the missing ranks. `check`: see `wait_for`.
     """
     started = time.monotonic()
     try:
-        return collect(fresh, "rank", world.rank, world.size, value, limits.start)
-    # The generation has ended.
+        return collect(fresh, "rank", world.rank, world.size, value, limits.start, check)
+    # A rank is lost, or the generation has ended.
     except CommError:
         raise
     except RuntimeError as error:

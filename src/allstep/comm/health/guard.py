@@ -25,7 +25,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from torch._C._distributed_c10d import Store
@@ -97,12 +97,12 @@ class Guard:
         """Post failures to, and read them from, memory that ranks of this host share."""
         self._channels.append(channel)
 
-    def watch_processes(self, pids: Mapping[int, int]) -> None:
+    def watch_processes(self, lives: Lives) -> None:
         """Watch the processes of the other ranks of this host, by rank.
 
         A rank whose process ends is then lost before its connections close.
         """
-        self._lives = Lives(pids)
+        self._lives = lives
 
     # Operations
 

@@ -7,7 +7,7 @@ is bounded, because reading the flags of a process takes about 10 us (see
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from allstep.errors import CommError
 from allstep.process.liveness import Life, life_of
@@ -28,6 +28,15 @@ class Lives:
                 why = f"the process {pid} of rank {rank} cannot be watched: {error}"
                 raise CommError(why, peer=rank) from error
         self._turn = deque(self._lives)
+
+    def among(self, ranks: Sequence[int]) -> "Lives":
+        """Return the processes of some ranks, each numbered by its place in `ranks`."""
+        found = Lives()
+        found._lives = {
+            place: self._lives[rank] for place, rank in enumerate(ranks) if rank in self._lives
+        }
+        found._turn = deque(found._lives)
+        return found
 
     def lost(self, closely: bool) -> int | None:
         """Return a rank whose process has ended, if any.

@@ -4,14 +4,13 @@ Keras splits each batch that a worker passes over all devices of all processes; 
 own share of the batch. The loss is that of all ranks.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-from allstep.bench.step.frameworks.trainee import Trainee
+from allstep.bench.step.frameworks.trainee import Peer, Trainee
 
 
-def start(model: str, place: Any) -> Callable[[], Trainee]:
-    """Connect the workers, and return the function that makes the model."""
+def start(model: str, place: Any) -> Peer:
+    """Connect the workers, and return what makes the model."""
     import jax
 
     config: Any = jax.config
@@ -20,7 +19,14 @@ def start(model: str, place: Any) -> Callable[[], Trainee]:
 
     keras.distribution.initialize(f"127.0.0.1:{place.ports[0]}", place.size, place.rank)
     keras.distribution.set_distribution(keras.distribution.DataParallel())
-    return lambda: _make(model)
+    return Peer(lambda: _make(model), _meet)
+
+
+def _meet() -> None:
+    from jax.experimental.multihost_utils import sync_global_devices
+
+    barrier: Any = sync_global_devices
+    barrier("turn")
 
 
 def _make(model: str) -> Trainee:

@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from allstep.bench.step.frameworks.trainee import Trainee
+from allstep.bench.step.frameworks.trainee import Peer, Trainee
 
 
-def start(model: str, place: Any) -> Callable[[], Trainee]:
-    """Connect the workers, and return the function that makes the model."""
+def start(model: str, place: Any) -> Peer:
+    """Connect the workers, and return what makes the model."""
     workers = [f"127.0.0.1:{port}" for port in place.ports]
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
@@ -21,7 +21,19 @@ def start(model: str, place: Any) -> Callable[[], Trainee]:
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    return lambda: MirroredTrainee(strategy, model, place.size)
+    return Peer(lambda: MirroredTrainee(strategy, model, place.size), _barrier_of(strategy))
+
+
+def _barrier_of(strategy: Any) -> Callable[[], Any]:
+    """Return a function that waits for all workers: the sum of one number of each."""
+    import tensorflow as tf
+
+    def add() -> Any:
+        return tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0))
+
+    # Read the result: it is there when all workers have called.
+    total = tf.function(lambda: strategy.run(add))
+    return lambda: float(total())
 
 
 class MirroredTrainee(Trainee):

@@ -3,19 +3,23 @@
     python -m allstep.bench.step.frameworks.peer_rank FRAMEWORK MODEL BATCH PORTS SOCKET
 
 It is started by `allstep run`, for the same share of the cores, and uses nothing of allstep while
-it trains. PORTS are free ports of 127.0.0.1, one per rank.
+it trains; the ranks begin a turn together, by a collective of the peer. PORTS are free ports of
+127.0.0.1, one per rank.
 """
 
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from allstep.bench.step.frameworks.rank import FrameworkRank
 from allstep.bench.step.frameworks.tasks import DATA_PARALLEL, MIRRORED, framework_of, task_of
+
+if TYPE_CHECKING:
+    from allstep.bench.step.frameworks.trainee import Peer
 
 _MODULES = {MIRRORED: "mirrored_peer", DATA_PARALLEL: "data_parallel_peer"}
 
@@ -36,24 +40,23 @@ def _not_watched(parts: dict[str, float]) -> Iterator[None]:
 
 def main(framework: str, model: str, batch: str, ports: str, path: str) -> None:
     """Serve the bench as one rank of a peer."""
-    peer = framework_of(framework).peer
+    name = framework_of(framework).peer
     os.environ["KERAS_BACKEND"] = framework_of(framework).backend
     numbers = tuple(map(int, ports.split(",")))
     place = Place(int(os.environ["ALLSTEP_RANK"]), len(numbers), numbers)
-    start: Callable[..., Callable[[], Any]] = importlib.import_module(
-        f"allstep.bench.step.frameworks.{_MODULES[peer]}"
-    ).start
-    make = start(model, place)
+    module = importlib.import_module(f"allstep.bench.step.frameworks.{_MODULES[name]}")
+    peer: Peer = module.start(model, place)
 
     from allstep.bench.comm.rank import serve
     from allstep.bench.step.frameworks.trainee import make_batches
 
     batches = make_batches(task_of(framework, model), int(batch), place.rank)
-    # Steps of a peer wait for each other; there is no barrier of our own.
-    rank = FrameworkRank(
-        (place.rank, place.size), {peer: make}, batches, lambda: None, _not_watched
+    # A rank that begins early would count its wait for the others as the peer's time.
+    contenders = {name: peer.make}
+    serve(
+        path,
+        FrameworkRank((place.rank, place.size), contenders, batches, peer.meet, _not_watched),
     )
-    serve(path, rank)
 
 
 if __name__ == "__main__":

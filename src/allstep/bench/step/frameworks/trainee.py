@@ -7,6 +7,7 @@ those of the others.
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +33,14 @@ class Trainee(Protocol):
     @abstractmethod
     def finish(self) -> None:
         """Wait until the last step is complete; timed."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another library, connected. `make`: makes the model. `meet`: waits for all its ranks."""
+
+    make: Callable[[], Trainee]
+    meet: Callable[[], Any]
 
 
 Contenders = Mapping[str, Callable[[], Trainee]]
