@@ -39,6 +39,7 @@ from allstep.hvd.basics import (
     size,
     start_timeline,
     stop_timeline,
+    sycl_built,
 )
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.process_sets import (
@@ -118,4 +119,5 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
 ]
