@@ -37,18 +37,25 @@ def forget_error() -> None:
     """Do nothing: an error is raised once."""
 
 
-def conditional(flag: Any, update: Callable[[], None], skip: Callable[[], None]) -> None:
-    """Call `update` if the flag is set, otherwise `skip`; in a graph when it runs."""
+def conditional(flag: Any, update: Callable[[], Any], skip: Callable[[], Any]) -> Any:
+    """Call `update` if the flag is set, otherwise `skip`.
+
+    In a graph, return a tensor: what evaluates it runs one of them.
+    """
     if isinstance(flag, bool):
-        (update if flag else skip)()
-        return
+        return (update if flag else skip)()
     # The branches of a condition return the same structure.
-    tf.cond(flag, lambda: _then_zero(update), lambda: _then_zero(skip))
+    return tf.cond(flag, lambda: _then_zero(update), lambda: _then_zero(skip))
 
 
-def _then_zero(function: Callable[[], None]) -> Any:
-    function()
-    return tf.constant(0)
+def _then_zero(function: Callable[[], Any]) -> Any:
+    """Call a function in a branch of a graph; return a tensor that needs what it did.
+
+    Without the dependency a Session of `tf.compat.v1` would leave it out.
+    """
+    done = [each for each in tf.nest.flatten(function()) if isinstance(each, tf.Operation)]
+    with tf.control_dependencies(done):
+        return tf.constant(0)
 
 
 def _dense(grad: Any) -> Any:
