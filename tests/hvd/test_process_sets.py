@@ -208,7 +208,14 @@ def begin_with_a_communicator() -> None:
 def test_what_is_built() -> None:
     assert (hvd.gloo_built(), hvd.gloo_enabled()) == (True, True)
     assert not any(
-        [hvd.mpi_built(), hvd.mpi_enabled(), hvd.ddl_built(), hvd.ccl_built(), hvd.rocm_built()]
+        [
+            hvd.mpi_built(),
+            hvd.mpi_enabled(),
+            hvd.ddl_built(),
+            hvd.ccl_built(),
+            hvd.rocm_built(),
+            hvd.sycl_built(),
+        ]
     )
     assert type(hvd.nccl_built()) is int
     assert hvd.cuda_built() is (torch.version.cuda is not None)

@@ -19,6 +19,7 @@ CHECKS = [
     "workers_match_one",
     "passes_and_compression",
     "apply_reduces",
+    "computed_gradients_are_reduced",
     "local_variables_stay_local",
     "tape_is_reduced_once",
     "infinities_are_skipped_together",
@@ -62,6 +63,10 @@ def test_three_workers_of_which_one_is_lost_inside_fit(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(3, keras2_checks.lose_a_rank, env=SETTINGS, timeout=150)
     assert [outcome.exit_code for outcome in outcomes] == [0, 0, -9], outcomes[0].output
     assert max(outcome.result for outcome in outcomes[:2]) < 5
+
+
+def test_a_graph_in_a_session(ranks: Ranks) -> None:
+    ranks(2, keras2_checks.graph_mode, env=SETTINGS, timeout=150)
 
 
 def test_another_backend_is_refused() -> None:

@@ -15,12 +15,12 @@ broadcast_parameters Compression DistributedOptimizer DistributedTrainer Average
 Product ProcessSet global_process_set add_process_set remove_process_set init shutdown
 is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
 mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
-cuda_built rocm_built
+cuda_built rocm_built sycl_built
 """
 # Names, then the parameters they share.
 TABLE = """
 shutdown is_initialized rank size local_rank local_size cross_rank cross_size mpi_threads_supported stop_timeline: -
-mpi_built gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built mpi_enabled gloo_enabled: -
+mpi_built gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built sycl_built mpi_enabled gloo_enabled: -
 init: comm=None, process_sets=None
 start_timeline: file_path, mark_cycles=False
 allreduce allreduce_: tensor, average=None, name=None, priority=0, FACTORS, PS, op=None

@@ -174,6 +174,35 @@ def apply_reduces(hvd: Any, tf: Any, folder: Path) -> None:
         assert table.numpy().tolist() == [[-0.5], [-0.5]]
 
 
+def computed_gradients_are_reduced(hvd: Any, tf: Any, folder: Path) -> None:
+    """What the optimizer's own method returns is reduced, and applied without a second sum."""
+    for known, method in zip(kinds(tf), ("compute_gradients", "_compute_gradients"), strict=True):
+        variable = tf.Variable([0.0])
+
+        def loss(variable: Any = variable) -> Any:
+            return variable[0] * (hvd.rank() + 1.0)
+
+        made = hvd.DistributedOptimizer(known.SGD(1.0), op=hvd.Sum)
+        pairs = getattr(made, method)(loss, [variable])
+        assert pairs[0][0].numpy().tolist() == [3.0]
+        made.apply_gradients(pairs)
+        assert variable.numpy().tolist() == [-3.0]
+        made = hvd.DistributedOptimizer(known.SGD(1.0), op=hvd.Sum, backward_passes_per_step=2)
+        for how in ({}, {"experimental_aggregate_gradients": False}):
+            tf.function(
+                lambda how=how, made=made, name=method, loss=loss, variable=variable: (
+                    made.apply_gradients(getattr(made, name)(loss, [variable]), **how)
+                )
+            )()
+        assert variable.numpy().tolist() == [-9.0] and made._agg_helper.counter.numpy() == 0
+        # A LossScaleOptimizer changes the gradients after this method, and reduces them then.
+        scaled = tf.keras.mixed_precision.LossScaleOptimizer(
+            hvd.DistributedOptimizer(known.SGD(1.0), op=hvd.Sum)
+        )
+        scaled.minimize(loss, [variable])
+        assert variable.numpy().tolist() == [-12.0]
+
+
 def local_variables_stay_local(hvd: Any, tf: Any, folder: Path) -> None:
     for known in kinds(tf):
         made = hvd.DistributedOptimizer(known.SGD(1.0))
@@ -325,9 +354,28 @@ def saved_models_are_plain(hvd: Any, tf: Any, folder: Path) -> None:
             each.fit(x, y, 6, verbose=0, shuffle=False)
         assert_equal(again.get_weights(), made.get_weights())
         made.save(folder / f"{name}-{hvd.rank()}.keras")
+        check_makers(hvd, tf, known, folder / f"own{hvd.rank()}.h5")
     best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
     with pytest.raises(ValueError, match="has no file"):
         made.fit(x, y, 6, verbose=0, callbacks=[best])
+
+
+def check_makers(hvd: Any, tf: Any, known: Any, path: Path) -> None:
+    """A script's own function that makes distributed optimizers is used as it is."""
+
+    class Own(known.Adam):  # type: ignore[misc]
+        pass
+
+    def make(**config: Any) -> Any:
+        return hvd.DistributedOptimizer(Own(**config), op=hvd.Sum)
+
+    made = model(tf)
+    made.compile(make(learning_rate=0.02), "mse")
+    made.fit(*cases.data(), verbose=0)
+    made.save(path, save_format="h5")
+    again = hvd.load_model(path, custom_objects={"Own": make})
+    assert again.optimizer._settings.op == hvd.Sum
+    assert int(again.optimizer.iterations) == int(made.optimizer.iterations) > 0
 
 
 def wrong_arguments(hvd: Any, tf: Any, folder: Path) -> None:
@@ -350,6 +398,56 @@ def wrong_arguments(hvd: Any, tf: Any, folder: Path) -> None:
     assert hvd.allgather([hvd.rank()]).tolist() == [0, 1]
     assert float(hvd.broadcast(hvd.rank(), 1)) == 1
     assert hvd.reducescatter([1.0, 2.0], op=hvd.Sum).tolist() == [2.0 * (hvd.rank() + 1)]
+
+
+# A graph of tf.compat.v1
+
+
+def graph_mode() -> None:
+    """Several passes, an elastic state and gradients in a Session, with legacy optimizers."""
+    import tensorflow as tf
+
+    import allstep.tensorflow.keras as hvd
+
+    tf.compat.v1.disable_eager_execution()
+    tf.keras.backend.set_floatx("float64")
+    hvd.init()
+    x, y = (each[:8] for each in cases.data())
+    options = {"epochs": 3, "shuffle": False, "verbose": 0}
+
+    def trained(make: Callable[[Any], Any], part: slice, batch: int) -> Any:
+        made = model(tf)
+        made.compile(make(tf.keras.optimizers.legacy.SGD(0.05, momentum=0.9)), "mse")
+        made.fit(x[part], y[part], batch, **options)
+        return made
+
+    one = trained(lambda optimizer: optimizer, slice(0, 8), 8)
+    part = slice(4 * hvd.rank(), 4 * hvd.rank() + 4)
+    passes = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+    made = trained(lambda optimizer: hvd.DistributedOptimizer(optimizer, **passes), part, 2)
+    assert_equal(made.get_weights(), one.get_weights())
+    check_graph_state(hvd, made, one.get_weights())
+    variable = tf.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(1.0), op=hvd.Sum)
+    grads = optimizer.get_gradients(variable[0] * (hvd.rank() + 1.0), [variable])
+    step = optimizer.apply_gradients([(grads[0], variable)])
+    session = tf.compat.v1.keras.backend.get_session()
+    session.run([variable.initializer, *(each.initializer for each in optimizer.weights)])
+    session.run(step)
+    assert session.run(variable).tolist() == [-3.0]
+    hvd.shutdown()
+
+
+def check_graph_state(hvd: Any, made: Any, weights: Any) -> None:
+    state = hvd.elastic.KerasState(made, epoch=hvd.rank())
+    made.set_weights([each + hvd.rank() for each in weights])
+    state.save()
+    state.sync()
+    assert state.epoch == 0
+    assert_equal(made.get_weights(), weights)
+    made.set_weights([each + 1 for each in weights])
+    state.restore()
+    assert_equal(made.get_weights(), weights)
 
 
 # A lost rank

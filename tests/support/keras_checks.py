@@ -335,6 +335,13 @@ def saved_models_are_plain(hvd: Any, folder: Path) -> None:
     assert_equal(cases.weights(again), cases.weights(model))
     again.save(path)
     assert_equal(_values(hvd.load_model(path).optimizer), _values(model.optimizer))
+    # A class of the script's own that is distributed already is used as it is.
+    own = type("Own", (keras.optimizers.Adam,), {})
+    made = hvd.DistributedOptimizer(own(), op=hvd.Sum)
+    model.compile(optimizer=made, loss="mse")
+    model.save(path)
+    loaded = hvd.load_model(path, custom_objects={"Own": type(made)})
+    assert loaded.optimizer._settings.op == hvd.Sum
 
 
 def _values(optimizer: Any) -> list[Any]:

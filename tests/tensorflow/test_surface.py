@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from allstep.launch.horovod import FOLDER
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures("peers")
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("peers")
 NAMES = """
 init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank
 cross_rank mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built
-ccl_built cuda_built rocm_built is_homogeneous
+ccl_built cuda_built rocm_built sycl_built is_homogeneous
 size_op rank_op local_rank_op local_size_op process_set_included_op
 allreduce grouped_allreduce reducescatter grouped_reducescatter allgather grouped_allgather broadcast
 broadcast_ alltoall join broadcast_variables broadcast_global_variables
@@ -111,6 +112,12 @@ def surface() -> None:
         assert found(name) == expected(text), name
     for module in MODULES:
         importlib.import_module(f"allstep.tensorflow.{module}")
+    sys.path.insert(0, str(FOLDER))
+    named = importlib.import_module("horovod.tensorflow")
+    # Horovod's own tests, and scripts that copy from them, ask for the mode in these two ways.
+    assert named.util._executing_eagerly() and named._executing_eagerly()
+    with tensorflow.Graph().as_default():
+        assert not named.util._executing_eagerly()
 
 
 def test_names_and_signatures_are_those_of_the_contract(ranks: Ranks) -> None:

@@ -108,6 +108,12 @@ def check_tape_details(tf: Any, hvd: Any, rank: int) -> None:
         found: list[Any] = tape.gradient(loss, [shared, own, unused])
         return found
 
+    with hvd.DistributedGradientTape(tf.GradientTape()) as both:
+        loss = (rank + 1.0) * (tf.reduce_sum(shared) + tf.reduce_sum(own))
+    both.register_local_source(own)
+    local_pairs, other_pairs = both.get_local_and_global_gradients(loss, [shared, own])
+    assert [(v is own, g.numpy().tolist()) for v, g in local_pairs] == [(True, [(rank + 1) / 2])]
+    assert [(v is shared, g.numpy().tolist()) for v, g in other_pairs] == [(True, [1.5, 1.5])]
     reduced, local, none = gradients()
     assert reduced.numpy().tolist() == [1.5, 1.5] and local.numpy().tolist() == [(rank + 1) / 2]
     assert none is None and is_reduced(reduced) and is_reduced(local)
@@ -246,6 +252,7 @@ def graphs() -> None:
             with v1.train.MonitoredTrainingSession(hooks=hooks) as session:
                 for _ in range(steps):
                     session.run(train)
+                assert session.run(v1.train.get_global_step()) == steps
                 return session.run(weight)
 
     def momentum() -> Any:

@@ -18,7 +18,7 @@ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async groupe
 broadcast broadcast_async broadcast_ broadcast_async_ alltoall alltoall_async reducescatter reducescatter_async
 grouped_reducescatter grouped_reducescatter_async join barrier poll synchronize init shutdown is_initialized
 start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank mpi_threads_supported mpi_enabled
-mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built ProcessSet global_process_set
+mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built sycl_built ProcessSet global_process_set
 add_process_set remove_process_set Average Sum Adasum Min Max Product HorovodInternalError DistributedOptimizer
 SyncBatchNorm
 """
@@ -30,7 +30,7 @@ HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall HorovodReducescatter Ho
 # Names, then the parameters they share. FACTORS and G are written out below.
 TABLE = """
 shutdown is_initialized rank size local_rank local_size cross_rank cross_size mpi_threads_supported stop_timeline: -
-mpi_built gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built mpi_enabled gloo_enabled: -
+mpi_built gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built sycl_built mpi_enabled gloo_enabled: -
 init: comm=None, process_sets=None
 start_timeline: file_path, mark_cycles=False
 allreduce: tensor, average=None, name=None, compression=none, op=None, FACTORS, G

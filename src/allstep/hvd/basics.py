@@ -29,7 +29,7 @@ from allstep.hvd.place import (
 )
 from allstep.hvd.process_sets import ProcessSet
 from allstep.hvd.timeline import start_timeline, stop_timeline
-from allstep.hvd.util import cuda_built, rocm_built
+from allstep.hvd.util import cuda_built, rocm_built, sycl_built
 
 __all__ = [
     "ccl_built",
@@ -54,6 +54,7 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
 ]
 
 _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"

@@ -107,6 +107,11 @@ def rocm_built() -> bool:
     return torch.version.hip is not None
 
 
+def sycl_built() -> bool:
+    """Return False: SYCL is not used. Horovod's examples after 0.28.1 ask for it."""
+    return False
+
+
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
     """Set environment variables for the duration of the block; None leaves one unchanged."""

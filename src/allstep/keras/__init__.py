@@ -42,6 +42,7 @@ from allstep.hvd.basics import (
     size,
     start_timeline,
     stop_timeline,
+    sycl_built,
 )
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.process_sets import (
@@ -121,4 +122,5 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
 ]

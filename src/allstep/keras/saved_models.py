@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from allstep.keras.compiled_models import adopt
-from allstep.keras_shared.wrapped_optimizers import DistributedOptimizer
+from allstep.keras_shared.wrapped_optimizers import made_distributed
 from allstep.torch.compression import Compression
 
 
@@ -27,7 +27,7 @@ def load_model(
     known = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.saving.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
-        _distribute(model, DistributedOptimizer(model.optimizer, compression=compression))
+        _distribute(model, made_distributed(model.optimizer, compression))
     return model
 
 

@@ -41,6 +41,7 @@ from allstep.hvd.basics import (
     size,
     start_timeline,
     stop_timeline,
+    sycl_built,
 )
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.process_sets import (
@@ -120,4 +121,5 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
 ]

@@ -6,7 +6,7 @@ from typing import Any
 import tf_keras
 
 from allstep.keras2.adopted_models import adopt
-from allstep.keras_shared.wrapped_optimizers import DistributedOptimizer
+from allstep.keras_shared.wrapped_optimizers import made_distributed
 from allstep.torch.compression import Compression
 
 
@@ -27,7 +27,7 @@ def load_model(
     known = {each.__name__: each for each in custom_optimizers or ()}
     model = tf_keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
-        made = DistributedOptimizer(model.optimizer, compression=compression)
+        made = made_distributed(model.optimizer, compression)
         model.optimizer = made
         if hasattr(model, "_compile_config"):
             model._compile_config.config["optimizer"] = made

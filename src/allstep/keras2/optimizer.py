@@ -11,9 +11,13 @@ name. It reduces where Keras 2 adds the gradients of its replicas, which every w
 Clipping, weight decay and EMA come after it. `fit`, `minimize` and a custom loop that calls
 `apply_gradients` are reduced alike (in Horovod the last one is not), unless the gradients came from
 our DistributedGradientTape, or `apply_gradients` is called with `skip_gradients_aggregation=True`
-(legacy: `experimental_aggregate_gradients=False`). A LossScaleOptimizer around the result, which
-`compile` adds under a mixed_float16 policy, reduces first and then looks for infinities, so all
-ranks skip a step together.
+(legacy: `experimental_aggregate_gradients=False`).
+
+The methods that return gradients (`compute_gradients`; legacy: `_compute_gradients` and
+`get_gradients`) return those of all ranks, as in Horovod, with a mark so that they are not reduced
+again. A LossScaleOptimizer around the result, which `compile` adds under a mixed_float16 policy,
+changes what they return, so for it they are those of this rank: it calls the methods of the table,
+and then looks for infinities, so all ranks skip a step together.
 """
 
 import types
@@ -24,7 +28,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from allstep.hvd.reduced_marks import is_reduced, without_reduced
+from allstep.hvd.reduced_marks import is_reduced, mark_reduced, without_reduced
 from allstep.keras2.dialect import build_optimizer, is_legacy
 from allstep.keras_shared import tensorflow_bridge as bridge
 from allstep.keras_shared.gradient_reduction import Reduction, Settings, Spec
@@ -106,6 +110,19 @@ class Distributed:
 
     # Reducing
 
+    def _returned(self, pairs: Pairs) -> Pairs:
+        """Return the pairs of a method that computes gradients, reduced and marked."""
+        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
+            return pairs
+        reduced = self._reduced(pairs)
+        self.__dict__["_returned_last"] = [mark_reduced(grad) for grad, _ in reduced]
+        return reduced
+
+    def _has_returned(self, pairs: Pairs) -> bool:
+        """Return whether these gradients came from the last call of such a method."""
+        last = self.__dict__.get("_returned_last", ())
+        return any(grad is each for grad, _ in pairs for each in last if each is not None)
+
     def _reduced(self, pairs: Iterable[tuple[Any, Any]]) -> Pairs:
         """Return the pairs with the gradients of all ranks."""
         pairs = list(pairs)
@@ -139,14 +156,15 @@ class Distributed:
         apply: Any = super().apply_gradients  # type: ignore[misc]
         if self._settings.passes == 1:
             return apply(grads_and_vars, name=name, **how)
-        pairs, is_aggregated = list(grads_and_vars), _is_aggregated(how)
+        pairs = list(grads_and_vars)
+        is_aggregated = _is_aggregated(how) or self._has_returned(pairs)
         pairs = pairs if is_aggregated else self._reduced(pairs)
         build_optimizer(self, [variable for _, variable in pairs])
         own = {"experimental_aggregate_gradients": False}
         return bridge.conditional(
             self.__dict__["_updates_now"],
             lambda: apply(pairs, name=name, **own),
-            lambda: self.iterations.assign_add(1),  # type: ignore[attr-defined]
+            lambda: self.iterations.assign_add(1, read_value=False),  # type: ignore[attr-defined]
         )
 
 
@@ -159,6 +177,10 @@ def _is_aggregated(how: dict[str, Any]) -> bool:
 class NewDistributed(Distributed):
     """For the optimizers of `tf.keras.optimizers`."""
 
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
+        """Return the gradients of all ranks with their variables."""
+        return self._returned(super().compute_gradients(*args, **kwargs))  # type: ignore[misc]
+
     def aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
         """Return the gradients of all ranks; Keras calls it before it clips."""
         return self._reduced(grads_and_vars)
@@ -166,6 +188,16 @@ class NewDistributed(Distributed):
 
 class LegacyDistributed(Distributed):
     """For the optimizers of `tf.keras.optimizers.legacy`."""
+
+    def _compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
+        """Return the gradients of all ranks with their variables."""
+        return self._returned(super()._compute_gradients(*args, **kwargs))  # type: ignore[misc]
+
+    def get_gradients(self, loss: Any, params: Any) -> list[Any]:
+        """Return the gradients of all ranks, in a graph of `tf.compat.v1`."""
+        grads = super().get_gradients(loss, params)  # type: ignore[misc]
+        pairs = list(zip(grads, tf.nest.flatten(params), strict=True))
+        return [grad for grad, _ in self._returned(pairs)]
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> list[Any]:
         """Return the gradients of all ranks; Keras calls it before it clips."""

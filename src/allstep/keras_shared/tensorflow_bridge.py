@@ -40,7 +40,7 @@ def forget_error() -> None:
 def conditional(flag: Any, update: Callable[[], Any], skip: Callable[[], Any]) -> Any:
     """Call `update` if the flag is set, otherwise `skip`; in a graph when it runs.
 
-    Return what a Session has to run.
+    In a graph, return a tensor: what evaluates it runs one of them.
     """
     if isinstance(flag, bool):
         return (update if flag else skip)()
@@ -49,9 +49,13 @@ def conditional(flag: Any, update: Callable[[], Any], skip: Callable[[], Any]) -
 
 
 def _then_zero(function: Callable[[], Any]) -> Any:
-    done = function()
-    # A graph of tf.compat.v1 runs only what its result depends on.
-    with tf.control_dependencies([] if done is None else [done]):
+    """Call a function in a branch of a graph; return a tensor that needs what it did.
+
+    Without the dependency a Session of `tf.compat.v1` would leave it out.
+    """
+    kinds = (tf.Operation, tf.Tensor)
+    done = [each for each in tf.nest.flatten(function()) if isinstance(each, kinds)]
+    with tf.control_dependencies(done):
         return tf.constant(0)
 
 

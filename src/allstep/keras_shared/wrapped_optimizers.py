@@ -114,6 +114,16 @@ def PartialDistributedOptimizer(  # noqa: N802
     return made
 
 
+def made_distributed(optimizer: Any, compression: Any) -> Any:
+    """Return the optimizer of a loaded model, distributed.
+
+    One that is distributed stays as it is: the script has given `load_model` a function that makes
+    such optimizers, in `custom_objects`.
+    """
+    is_made = isinstance(getattr(optimizer, "_settings", None), Settings)
+    return optimizer if is_made else DistributedOptimizer(optimizer, compression=compression)
+
+
 def _wrapper_of(optimizer: Any) -> Callable[[Any, Settings], Any]:
     """Return the function `distributed(optimizer, settings)` for the Keras of an optimizer."""
     module = importlib.import_module(f"{front_end_of(optimizer).__name__}.optimizer")
@@ -137,6 +147,14 @@ class LocalVariables:
         return {key(variable) for variable in [*self.variables, *of_layers]}
 
 
+class Passes(int):
+    """A number of passes; Horovod's is a variable of TensorFlow, with `numpy()`."""
+
+    def numpy(self) -> int:
+        """Return it as a plain number."""
+        return int(self)
+
+
 class AggregationHelper:
     """Horovod's name for the number of gradients that are accumulated at the moment."""
 
@@ -144,6 +162,6 @@ class AggregationHelper:
         self._reduction = reduction
 
     @property
-    def counter(self) -> int:
+    def counter(self) -> Passes:
         """The number of passes since the last update."""
-        return self._reduction.counter
+        return Passes(self._reduction.counter)

@@ -72,6 +72,7 @@ from allstep.mxnet.mpi_ops import (
     size,
     start_timeline,
     stop_timeline,
+    sycl_built,
 )
 from allstep.mxnet.optimizer import DistributedOptimizer
 from allstep.mxnet.trainer import DistributedTrainer
@@ -125,4 +126,5 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
 ]

@@ -33,6 +33,7 @@ from allstep.hvd.basics import (
     size,
     start_timeline,
     stop_timeline,
+    sycl_built,
 )
 from allstep.hvd.handles import perform, perform_group
 from allstep.hvd.process_sets import (
@@ -104,6 +105,7 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
 ]
 
 # Reductions

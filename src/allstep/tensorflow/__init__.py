@@ -62,6 +62,7 @@ from allstep.hvd.basics import (
     size,
     start_timeline,
     stop_timeline,
+    sycl_built,
 )
 from allstep.hvd.basics import init as _init
 from allstep.hvd.exceptions import HorovodInternalError
@@ -193,5 +194,6 @@ __all__ = [
     "size_op",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
     "HorovodInternalError",
 ]

@@ -129,7 +129,8 @@ class TensorFlowKerasState(_VariablesState):
     """The state of a Keras model and its optimizer on TensorFlow.
 
     `optimizer`: default: that of the model. `backend`: Horovod's; not used. `kwargs`: further
-    values, such as epoch and batch. Raise ValueError if the model has no weights yet.
+    values, such as epoch and batch. Raise ValueError if the model has no weights yet. In a graph
+    of `tf.compat.v1` the variables are in Keras's Session.
     """
 
     def __init__(
@@ -143,7 +144,9 @@ class TensorFlowKerasState(_VariablesState):
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         self.backend = backend
-        super().__init__(self._of_both, None, **kwargs)
+        eager = tf.executing_eagerly()
+        session = None if eager else tf.compat.v1.keras.backend.get_session()
+        super().__init__(self._of_both, session, **kwargs)
 
     def _of_both(self) -> list[Any]:
         return [*self.model.variables, *optimizer_variables(self.optimizer)]

@@ -73,19 +73,23 @@ class LocalGradientAggregationHelper:
         optimizer: Any,
         grads_and_vars: Sequence[Any],
         *args: Any,
+        global_step: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Return an operation that applies the gradients in an n-th pass, else does nothing.
+        """Return an operation that applies the gradients in an n-th pass, else only counts it.
 
-        `apply_grads_closure`: applies them. `grads_and_vars`: what it applies, of
-        `compute_gradients`. The other arguments are Horovod's and not used.
+        `apply_grads_closure`: applies them, and counts. `grads_and_vars`: what it applies, of
+        `compute_gradients`. `global_step`: the variable that counts passes (default: none). The
+        other arguments are Horovod's and not used.
         """
         if self.backward_passes_per_step == 1:
             return apply_grads_closure()
         grads = [grad for grad, _ in grads_and_vars if grad is not None]
         with tf.control_dependencies(grads):
             return tf.cond(
-                self._is_last(self.counter), lambda: self._applied(apply_grads_closure), tf.no_op
+                self._is_last(self.counter),
+                lambda: self._applied(apply_grads_closure),
+                lambda: tf.no_op() if global_step is None else v1.assign_add(global_step, 1).op,
             )
 
     def _applied(self, apply_grads: Callable[[], Any]) -> Any:

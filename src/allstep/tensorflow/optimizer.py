@@ -128,7 +128,10 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """Apply gradients; with several passes per step, only in the last of them."""
+        """Apply gradients; with several passes per step, only in the last of them.
+
+        `global_step` counts passes.
+        """
         pairs = list(grads_and_vars)
 
         def apply() -> Any:
@@ -136,7 +139,9 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
         if self._agg_helper is None:
             return apply()
-        return self._agg_helper.apply_gradients(apply, self._optimizer, pairs)
+        return self._agg_helper.apply_gradients(
+            apply, self._optimizer, pairs, global_step=global_step
+        )
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """Return a slot of the wrapped optimizer."""

@@ -133,10 +133,18 @@ class _DistributedGradientTape:
         return tf.nest.pack_sequence_as(sources, self._reduced(owners, grads))
 
     def get_local_and_global_gradients(
-        self, grads: Sequence[Any], sources: Sequence[Any]
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
     ) -> tuple[list[Any], list[Any]]:
-        """Return two lists of (source, gradient): of local sources, and of all others."""
-        pairs = list(zip(sources, grads, strict=True))
+        """Return two lists of (source, gradient): of local sources, and of all others.
+
+        The gradients and arguments are those of `gradient`.
+        """
+        grads = self.gradient(target, sources, output_gradients, use_generic_names)
+        pairs = list(zip(tf.nest.flatten(sources), tf.nest.flatten(grads), strict=True))
         local = [pair for pair in pairs if identity(pair[0]) in self._local_sources]
         others = [pair for pair in pairs if identity(pair[0]) not in self._local_sources]
         return local, others

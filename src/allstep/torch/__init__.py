@@ -95,6 +95,7 @@ from allstep.torch.mpi_ops import (
     sparse_allreduce_async,
     start_timeline,
     stop_timeline,
+    sycl_built,
     synchronize,
 )
 from allstep.torch.optimizer import DistributedOptimizer
@@ -167,5 +168,6 @@ __all__ = [
     "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
     "synchronize",
 ]

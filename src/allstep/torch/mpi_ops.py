@@ -29,6 +29,7 @@ from allstep.hvd.basics import (
     size,
     start_timeline,
     stop_timeline,
+    sycl_built,
 )
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.handles import _handle_map, poll, synchronize
@@ -158,5 +159,6 @@ __all__ = [
     "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
     "synchronize",
 ]

@@ -6,4 +6,5 @@ from .. import _front_end  # noqa: TID252
 
 __all__ = _front_end.fill(globals(), "allstep.tensorflow", TENSORFLOW)
 
-from . import compression, functions, mpi_ops  # noqa: F401
+from . import compression, functions, mpi_ops, util  # noqa: F401
+from .util import _executing_eagerly  # noqa: F401
