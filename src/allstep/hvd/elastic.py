@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from enum import IntFlag
 from typing import Any, Protocol
 
+from allstep import faults
 from allstep.errors import CommError
 from allstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -97,6 +98,8 @@ class State(ABC):
 
     def commit(self) -> None:
         """Save, and check for host changes. A collective: all ranks commit together."""
+        if faults.active is not None:
+            faults.active.at_commit()
         self.save()
         self.check_host_updates()
 

@@ -37,7 +37,8 @@ class Exited:
     """A rank has ended.
 
     code: as in subprocess, negative for a signal. errors: the last lines on its standard error.
-    blames: the rank that it recorded as the cause, or None.
+    blames: the rank that it recorded as the cause, or None. fault: the injected fault that it
+    reported before, or "".
     """
 
     at: float
@@ -46,6 +47,7 @@ class Exited:
     errors: tuple[str, ...] = ()
     out_of_memory: bool = False
     blames: int | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,16 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, _DistributedBackendOptions
 
+from allstep import faults
 from allstep.comm.group.build_memory import Options, join_hosts
+from allstep.comm.group.counted_group import kind_of_default
 from allstep.comm.group.named_group import NAME
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.guard import Guard
 from allstep.comm.join.barrier import host_name, leave_card
 from allstep.comm.network.guarded_gloo import connected
 from allstep.comm.timeline import timeline
+from allstep.world import World
 
 
 def register() -> None:
@@ -34,13 +37,20 @@ def _create_for_torch(
     options: _DistributedBackendOptions, backend_options: Any = None
 ) -> AllstepGroup:
     """Create a group; torch calls this for the default group and for every new one."""
-    if not dist.is_initialized() and not timeline.is_running():
+    if dist.is_initialized():
+        return create(options, backend_options)
+    if not timeline.is_running():
         timeline.begin_if_asked(options.store, options.group_rank, options.group_size)
-    return create(options, backend_options)
+    faults.begin(World.detect())
+    return create(options, backend_options, kind_of_default())
 
 
-def create(options: _DistributedBackendOptions, backend_options: Any = None) -> AllstepGroup:
-    """Create one group, on all its ranks at once."""
+def create(
+    options: _DistributedBackendOptions,
+    backend_options: Any = None,
+    kind: type[AllstepGroup] = AllstepGroup,
+) -> AllstepGroup:
+    """Create one group, on all its ranks at once. kind: its class."""
     store, rank, size, timeout = (
         options.store,
         options.group_rank,
@@ -57,7 +67,7 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
     far = connected(PrefixStore("gloo/", store), rank, size, timeout, guard)
     _copy_names(far.gloo.options, options)
     far.gloo._set_sequence_number_for_group()
-    group = AllstepGroup(store, rank, size, timeout, far, guard)
+    group = kind(store, rank, size, timeout, far, guard)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, far.gloo)
     if torch.cuda.is_available() and dist.is_nccl_available():
         group.nccl = _nccl(options, chosen.nccl)

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from allstep import machine
+from allstep import faults, machine
+from allstep.comm.health.cut import cut_groups
 from allstep.comm.health.threads import watch
 from allstep.comm.join.attendance import attend, differing_programs, leave, program
 from allstep.comm.join.launcher_store import WireStore, collect
@@ -110,9 +111,13 @@ def join_ranks(launcher: str | None) -> Joined:
     """Find the store, write our card, and wait for those of all ranks."""
     limits = read_limits()
     world = World.detect(launcher)
+    faults.handle("cut", cut_groups)
+    faults.begin(world)
     rendezvous = find_store(world, limits)
     try:
         number = attend(rendezvous.store, world)
+        if faults.active is not None:
+            faults.active.in_phase("forming")
         cards = _exchange_cards(world, rendezvous.store, limits, number)
         rendezvous.all_joined()
         programs, local_ranks = zip(
