@@ -11,7 +11,7 @@ from allstep.errors import ConfigError
 from allstep.faults import InjectedFault, inject
 from allstep.faults.missing import name_missing
 from allstep.faults.reports import Occurred, from_json
-from allstep.world import World, places
+from allstep.world import places
 
 
 @pytest.fixture(autouse=True)
@@ -128,19 +128,18 @@ def test_inject_restores_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_wrong_variable_is_an_error_of_rank_0_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(faults.VARIABLE, "kill@rank=7")
-    first, second = places(["a", "a"])
-    for world, expected in ((first, ConfigError), (second, SystemExit)):
+    for rank, expected in ((0, ConfigError), (1, SystemExit)):
         monkeypatch.setattr(faults, "_has_begun", False)
         with pytest.raises(expected) as raised:
-            faults.begin(world)
+            faults.begin(rank, 2)
         assert getattr(raised.value, "exit_code", getattr(raised.value, "code", None)) == 2
 
 
 def test_the_variable_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "_has_begun", False)
-    faults.begin(World.alone())
+    faults.begin(0, 1)
     monkeypatch.setenv(faults.VARIABLE, "kill@step=1")
-    faults.begin(World.alone())
+    faults.begin(0, 1)
     assert faults.active is None
 
 

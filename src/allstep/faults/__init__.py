@@ -39,6 +39,7 @@ __all__ = [
     "active",
     "add",
     "begin",
+    "begin_helper",
     "check",
     "handle",
     "inject",
@@ -71,12 +72,10 @@ def handle(kind: str, act: Callable[[], None]) -> None:
     _handlers[kind] = act
 
 
-def begin(world: worlds.World, only: str | None = None) -> None:
-    """Read ALLSTEP_FAULTS, unless this process has done so.
+def begin(rank: int, size: int) -> None:
+    """Read ALLSTEP_FAULTS for this process, rank `rank` of `size`, unless that has been done.
 
-    world: the position of this process. only: the one kind that concerns this process, a helper
-    process of a rank (default: all). Raises ConfigError if a fault is wrong: on rank 0, the others
-    exit with the same status.
+    Raises ConfigError if a fault is wrong: on rank 0; the others exit with the same status.
     """
     global active, _has_begun
     if _has_begun or active is not None:
@@ -85,14 +84,20 @@ def begin(world: worlds.World, only: str | None = None) -> None:
     if not os.environ.get(VARIABLE, "").strip():
         return
     try:
-        active = Injector.of(os.environ[VARIABLE], world, _handlers)
+        active = Injector.of(os.environ[VARIABLE], rank, size, _handlers)
     except errors.ConfigError as error:
-        raise error if world.rank == 0 else SystemExit(error.exit_code) from None
-    if only is not None:
-        active.keep_only(only)
-    else:
-        active.start_clock()
-        active.name_missing_at_exit(_added)
+        raise error if rank == 0 else SystemExit(error.exit_code) from None
+    active.start_clock()
+    active.name_missing_at_exit(_added)
+
+
+def begin_helper(kind: str) -> None:
+    """Read the faults of one kind, in a helper process of a rank."""
+    global active
+    if os.environ.get(VARIABLE, "").strip():
+        world = worlds.World.detect()
+        active = Injector.of(os.environ[VARIABLE], world.rank, world.size, _handlers)
+        active.keep_only(kind)
 
 
 @contextmanager
@@ -105,7 +110,7 @@ def inject(*texts: str, world: worlds.World | None = None) -> Iterator[Injector]
     global active
     before, text = active, os.environ.get(VARIABLE)
     world = worlds.World.detect() if world is None else world
-    injector = Injector.of(join(texts), world, _handlers)
+    injector = Injector.of(join(texts), world.rank, world.size, _handlers)
     # Worker processes of loaders read it.
     os.environ[VARIABLE] = join(texts)
     active = injector

@@ -27,7 +27,6 @@ from allstep.faults.pace import Pace
 from allstep.faults.reports import Occurred, Reports
 from allstep.faults.schedule import Planned, Schedule
 from allstep.faults.spec import Fault, Spec, check_ranks, parse_all
-from allstep.world import World
 
 # Bytes that `corrupt` inverts, in the middle of a record.
 _NUM_CHANGED = 8
@@ -58,11 +57,13 @@ class Injector:
         self._ended = threading.Event()
 
     @classmethod
-    def of(cls, text: str, world: World, handlers: dict[str, Callable[[], None]]) -> "Injector":
-        """Return the faults of a text for the process at `world`; ConfigError if one is wrong."""
+    def of(
+        cls, text: str, rank: int, size: int, handlers: dict[str, Callable[[], None]]
+    ) -> "Injector":
+        """Return the faults of a text for a rank among `size`; ConfigError if one is wrong."""
         specs = parse_all(text)
-        check_ranks(specs, world.size)
-        made = cls(specs, world.rank, world.size, handlers)
+        check_ranks(specs, size)
+        made = cls(specs, rank, size, handlers)
         made.check_agent()
         return made
 

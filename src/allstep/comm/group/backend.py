@@ -14,16 +14,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, _DistributedBackendOptions
 
-from allstep import faults
 from allstep.comm.group.build_memory import Options, join_hosts
 from allstep.comm.group.counted_group import kind_of_default
 from allstep.comm.group.named_group import NAME
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.guard import Guard
+from allstep.comm.health.injected import begin_faults
 from allstep.comm.join.barrier import host_name, leave_card
 from allstep.comm.network.guarded_gloo import connected
 from allstep.comm.timeline import timeline
-from allstep.world import World
 
 
 def register() -> None:
@@ -41,7 +40,7 @@ def _create_for_torch(
         return create(options, backend_options)
     if not timeline.is_running():
         timeline.begin_if_asked(options.store, options.group_rank, options.group_size)
-    faults.begin(World.detect())
+    begin_faults(options.group_rank, options.group_size)
     return create(options, backend_options, kind_of_default())
 
 

@@ -18,7 +18,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import faults, machine
-from allstep.comm.health.cut import cut_groups
+from allstep.comm.health.injected import begin_faults
 from allstep.comm.health.threads import watch
 from allstep.comm.join.attendance import attend, differing_programs, leave, program
 from allstep.comm.join.launcher_store import WireStore, collect
@@ -111,8 +111,7 @@ def join_ranks(launcher: str | None) -> Joined:
     """Find the store, write our card, and wait for those of all ranks."""
     limits = read_limits()
     world = World.detect(launcher)
-    faults.handle("cut", cut_groups)
-    faults.begin(world)
+    begin_faults(world.rank, world.size)
     rendezvous = find_store(world, limits)
     try:
         number = attend(rendezvous.store, world)
