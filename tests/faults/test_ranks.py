@@ -1,6 +1,7 @@
 """Faults on real ranks, without a launcher: the points of `allstep train`, groups and scripts."""
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,13 @@ import torch.distributed as dist
 
 import allstep
 import allstep.torch as hvd
-from allstep.errors import PeerLost
+from allstep.errors import CollectiveTimeout, PeerLost
+from allstep.faults.random_sequence import sequence
+from allstep.faults.spec import RandomFaults, parse
 from allstep.hvd.gradient_list import GradientList
 from allstep.torch.elastic import TorchState
+from allstep.train.checkpoint.broadcast import broadcast_snapshot
+from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.run import loop
 from allstep.train.run.train_request import TrainRequest
 from allstep.train.run.worker import work
@@ -116,6 +121,49 @@ def test_a_rank_that_dies_while_the_world_forms(ranks: Ranks) -> None:
     first, second = outcomes(ranks, collectives, text, ALLSTEP_START_TIMEOUT="2")
     assert second.exit_code == 9 and "exits with code 9 during forming" in second.output
     assert first.exit_code == 1 and "rank 1" in first.output
+
+
+def collectives_with_alarm() -> str:
+    world = allstep.init()
+    if world.rank == 1:
+        # Ends the hanging process: nothing else would.
+        signal.alarm(5)
+    try:
+        for _ in range(5):
+            dist.all_reduce(torch.ones(3))
+    except CollectiveTimeout as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_hangs_is_reported_by_the_others(ranks: Ranks) -> None:
+    text = "hang@rank=1,op=3"
+    first, second = outcomes(ranks, collectives_with_alarm, text, ALLSTEP_TIMEOUT="1.5")
+    assert second.exit_code == -signal.SIGALRM and "hangs at collective 3" in second.output
+    assert first.result.startswith("all_reduce(float32 [3], SUM): ") and "rank 1" in first.result
+
+
+def broadcast_weights() -> None:
+    world = allstep.init()
+    weights = {"weight": torch.ones(3)}
+    mine = Snapshot(7, weights, {}, {}) if world.rank == 0 else None
+    broadcast_snapshot(world, mine)
+
+
+def test_the_broadcast_of_a_checkpoint(ranks: Ranks) -> None:
+    first, second = outcomes(ranks, broadcast_weights, "kill@rank=0,during=broadcast")
+    assert first.exit_code == -9 and "kills itself with SIGKILL during broadcast" in first.output
+    assert second.exit_code == 1 and "lost rank 0" in second.output
+
+
+def test_random_faults_come_at_the_times_of_their_seed(ranks: Ranks) -> None:
+    text = "random:exit:3@every=0.4,seed=2,rank=1"
+    spec = parse(text)
+    assert isinstance(spec, RandomFaults)
+    moment = next(sequence(spec, 2)).seconds
+    first, second = outcomes(ranks, wait_for_faults, f"{text};raise@rank=0,seconds=0.1")
+    assert second.exit_code == 3 and f"exits with code 3 after {moment:g} s" in second.output
+    assert first.exit_code == 0
 
 
 def test_a_moment_of_the_run(ranks: Ranks) -> None:
