@@ -54,6 +54,30 @@ def test_steps_of_a_script_are_counted_by_their_ends() -> None:
         assert injector.has("nan")
 
 
+def test_a_script_that_catches_a_fault_continues_with_the_next_step() -> None:
+    with inject("raise@step=1", "raise@step=2,during=reduce", "nan@step=3-4") as injector:
+        with pytest.raises(InjectedFault):
+            injector.in_step()
+        assert injector.in_step() and not injector.has("nan")
+        with pytest.raises(InjectedFault):
+            injector.reduce_begins()
+        assert injector.in_step() and injector.has("nan")
+        # The step failed on another rank; the world forms again.
+        injector.in_phase("forming")
+        assert injector.in_step() and injector.has("nan")
+
+
+def test_timed_faults_wait_for_a_point_that_can_carry_them_out() -> None:
+    with inject("flip@seconds=0", "raise@seconds=0") as injector:
+        while len(injector._waiting) < 2:
+            injector._ended.wait(0.001)
+        with pytest.raises(InjectedFault):
+            injector.at_op()
+        assert injector.in_step(unable=("flip",)) and not injector.has("flip")
+        injector.step_ends()
+        assert injector.in_step() and injector.takes("flip")
+
+
 def test_the_phases_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     with inject("raise@step=1,during=reduce", "raise@step=1,during=update") as injector:
         injector.at_step(1)

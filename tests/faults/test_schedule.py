@@ -70,7 +70,11 @@ def test_commits_writes_and_collectives_are_counted() -> None:
     full = ["disk-full@commit=2-3"]
     assert [names(plan.at_write()) for _ in range(4)] == [[], full, full, []]
     assert [names(plan.at_op()) for _ in range(4)] == [[], [], ["raise@op=3"], []]
-    assert plan.counts_ops and not schedule("kill@step=1").counts_ops
+    assert plan.counts_ops
+    needed = ["hang@seconds=3", "random:raise,kill@every=3"]
+    assert all(schedule(text).counts_ops for text in needed)
+    others = ["kill@step=1", "kill@seconds=3", "flip@seconds=3", "random:kill,nan@every=3"]
+    assert not any(schedule(text).counts_ops for text in others)
     assert plan.at_step(2) == []
 
 

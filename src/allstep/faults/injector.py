@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from allstep.faults.acts import ACTS, agent_pid
-from allstep.faults.kinds import KINDS
+from allstep.faults.kinds import EFFECTS, KINDS
 from allstep.faults.missing import print_missing
 from allstep.faults.pace import Pace
 from allstep.faults.reports import Occurred, Reports
@@ -107,7 +107,7 @@ class Injector:
         self._effects.clear()
         self._factor = 1.0
         self.reports.poll()
-        self._do_waiting()
+        self._do_waiting(unable)
         self._step_text = f"step {number}"
         self._fire(self._schedule.at_step(number, samples, unable), f"at {self._step_text}")
 
@@ -141,6 +141,8 @@ class Injector:
 
     def in_phase(self, phase: str) -> None:
         """Start a phase that belongs to no step: `forming` or `broadcast`."""
+        # A world forms again after a step that failed.
+        self._in_step = False
         self._fire(self._schedule.in_phase(phase), f"during {phase}")
 
     def at_commit(self) -> None:
@@ -162,7 +164,7 @@ class Injector:
 
     def at_op(self) -> None:
         """Count a collective of the default group."""
-        self._do_waiting()
+        self._do_waiting(unable=EFFECTS)
         due = self._schedule.at_op()
         self._fire(due, f"at collective {self._schedule.num_ops}")
 
@@ -217,10 +219,12 @@ class Injector:
                 else:
                     self._waiting.append(planned)
 
-    def _do_waiting(self) -> None:
-        while self._waiting:
-            planned = self._waiting.pop(0)
-            self._fire([planned], f"after {planned.fault.seconds:g} s")
+    def _do_waiting(self, unable: Container[str]) -> None:
+        """Carry out the timed faults that have waited for the thread that trains."""
+        for planned in tuple(self._waiting):
+            if planned.fault.kind not in unable:
+                self._waiting.remove(planned)
+                self._fire([planned], f"after {planned.fault.seconds:g} s")
 
     # Acting
 
@@ -240,6 +244,8 @@ class Injector:
 
     def _act(self, fault: Fault) -> None:
         if fault.kind in ACTS:
+            # A script may catch the exception of `raise` and continue with another step.
+            self._in_step = False
             ACTS[fault.kind](fault)
         elif fault.kind in self._handlers:
             self._handlers[fault.kind]()

@@ -74,5 +74,8 @@ KINDS = {
     "flip": Kind("flips one bit of its weights", places=("rank", "step", "seconds", "sample")),
     "kill-agent": Kind("kills its agent with SIGKILL", in_thread=True),
 }
+EFFECTS = ("nan", "flip")
+"""Kinds that the owner of the tensors carries out, in a step."""
+
 RANDOM = "random"
 RANDOM_PLACES = ("every", "seed", "rank")

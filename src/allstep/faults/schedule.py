@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from allstep.faults.kinds import KINDS, STEP_PHASES
+from allstep.faults.kinds import EFFECTS, KINDS, STEP_PHASES
 from allstep.faults.random_sequence import sequence
 from allstep.faults.spec import Fault, RandomFaults, Spec
 
@@ -32,10 +32,12 @@ class Schedule:
     def __init__(self, specs: Iterable[Spec], rank: int, size: int) -> None:
         self._planned: list[Planned] = []
         self._streams: list[Iterator[Planned]] = []
+        self._num_random_at_ops = 0
         for spec in specs:
             if isinstance(spec, RandomFaults):
                 if spec.rank in (None, rank):
                     self._streams.append(_stream(spec, rank, size))
+                    self._num_random_at_ops += sum(map(_waits, spec.choices))
             elif spec.rank in (None, rank):
                 self._planned.append(Planned(spec, str(spec)))
         self._done: set[int] = set()
@@ -61,8 +63,11 @@ class Schedule:
 
     @property
     def counts_ops(self) -> bool:
-        """Return whether a fault depends on the number of collectives."""
-        return any(each.fault.op is not None for each in self._planned)
+        """Return whether a fault may occur at a collective of the default group."""
+        return self._num_random_at_ops > 0 or any(
+            each.fault.op is not None or (each.fault.seconds is not None and _waits(each.fault))
+            for each in self._planned
+        )
 
     def keep_only(self, kind: str) -> None:
         """Drop all faults of other kinds: this process only does a part of the rank's work."""
@@ -156,6 +161,11 @@ class Schedule:
             # Trial steps before the first one have phases, too.
             return fault.step is None and fault.during not in STEP_PHASES
         return fault.step is None or self._step in fault.step
+
+
+def _waits(fault: Fault) -> bool:
+    """Return whether a timed fault waits for a step or a collective."""
+    return not KINDS[fault.kind].in_thread and fault.kind not in EFFECTS
 
 
 def _is_at(fault: Fault, commit: int) -> bool:

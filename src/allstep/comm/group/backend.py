@@ -18,8 +18,8 @@ from allstep.comm.group.build_memory import Options, join_hosts
 from allstep.comm.group.counted_group import kind_of_default
 from allstep.comm.group.named_group import NAME
 from allstep.comm.group.process_group import AllstepGroup
+from allstep.comm.health.cut_connections import begin_faults
 from allstep.comm.health.guard import Guard
-from allstep.comm.health.injected import begin_faults
 from allstep.comm.join.barrier import host_name, leave_card
 from allstep.comm.network.guarded_gloo import connected
 from allstep.comm.timeline import timeline

@@ -18,7 +18,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import faults, machine
-from allstep.comm.health.injected import begin_faults
+from allstep.comm.health.cut_connections import begin_faults
 from allstep.comm.health.threads import watch
 from allstep.comm.join.attendance import attend, differing_programs, leave, program
 from allstep.comm.join.launcher_store import WireStore, collect
