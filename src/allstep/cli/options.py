@@ -13,6 +13,14 @@ Iface = Annotated[
     str | None, typer.Option(help="Network interface between the hosts (default: by route).")
 ]
 Ssh = Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="ssh command for other hosts.")]
+Faults = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fault",
+        metavar="KIND[:VALUE]@WHERE",
+        help="Inject a fault: kill@rank=1,step=50. Repeatable; see docs/faults.md.",
+    ),
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option("--data", help="Folder with the dataset's files (default: the usual places)."),

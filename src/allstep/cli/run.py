@@ -14,7 +14,7 @@ import typer
 from allstep.cli.horovod.elastic_flags import idle_options, is_elastic, policy_of
 from allstep.cli.horovod.flags import takes_horovod_flags
 from allstep.cli.horovod.flags_table import CONTROLLERS, idle_line, read_config, variables
-from allstep.cli.options import Iface, Ssh
+from allstep.cli.options import Faults, Iface, Ssh
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
@@ -130,6 +130,7 @@ def run(
     as_horovod: AsHorovod = False,
     as_horovodrun: AsHorovodrun = False,
     replace_gloo: ReplaceGloo = False,
+    fault: Faults = None,
     check_build: CheckBuild = False,
     version: Version = False,
     *,
@@ -140,9 +141,11 @@ def run(
     The workers find each other with allstep.init(), with torch.distributed's own variables, or with
     allstep's version of Horovod's API. The flags of horovodrun are accepted as well.
     """
+    from allstep import faults
     from allstep.launch import Job, parse_env_only
 
     _refuse_to_multiply()
+    faults.add(fault or [])
     flags = _with_file(horovod)
     exported = variables(flags)
     wanted = _wanted(num_workers, flags)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allstep.cli.numbers import MOST, between
-from allstep.cli.options import DataFolder, Launcher, Trust
+from allstep.cli.options import DataFolder, Faults, Launcher, Trust
 from allstep.console.escape import print_line, print_notice
 from allstep.console.progress_bar import file_bars
 from allstep.process.python import run_module
@@ -94,6 +94,7 @@ def train(
     trust: Trust = False,
     overfit: Overfit = None,
     dry_run: DryRun = False,
+    fault: Faults = None,
     launcher: Launcher = None,
     list_recipes: ListRecipes = False,
 ) -> None:
@@ -102,11 +103,13 @@ def train(
     Examples: `allstep train`, `allstep train digits epochs=5 optimizer.lr=0.1`, `allstep train
     mine.yaml`.
     """
+    from allstep import faults
     from allstep.world import NONE, World
 
     if list_recipes:
         _list()
         return
+    faults.add(fault or [])
     flags = (("data.strict=true", strict), (f"overfit={overfit}", overfit), ("trust=true", trust))
     overrides = [override for override, wanted in flags if wanted]
     request = _request(arguments or [], overrides, out, data, resume, max_time)
@@ -200,6 +203,7 @@ def _request(
 
 def _start(request: "TrainRequest", workers: int | None) -> int:
     """Check config and data, create the run folder, start the workers; return their exit status."""
+    from allstep import faults
     from allstep.errors import DataError
     from allstep.launch import launch
     from allstep.train.config.num_workers import default_num_workers, no_result
@@ -226,6 +230,7 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
             prepared = prepare(request.source, request.overrides, request.data, progress)
         num_workers = workers or default_num_workers(prepared.config)
         check(prepared, num_workers)
+        faults.check(os.environ.get(faults.VARIABLE, ""), num_workers)
     except DataError:
         # A run that has ended does not need its data.
         if request.resume and request.out is not None and has_ended(request.out):
@@ -260,7 +265,7 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
 def _work(request: "TrainRequest", launcher: str | None) -> int:
     """Train as a worker and return the exit status: RESUBMIT if the run was stopped and saved."""
     from allstep.launch import RESUBMIT
-    from allstep.train.run.loop import Paused
+    from allstep.train.run.progress import Paused
     from allstep.train.run.worker import work
 
     result = work(request, launcher)

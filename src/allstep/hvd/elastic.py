@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from enum import IntFlag
 from typing import Any, Protocol
 
+from allstep import faults
 from allstep.comm.group.init import needs_sync, report_updates
 from allstep.comm.health.generation_end import on_change
 from allstep.errors import CommError
@@ -117,6 +118,8 @@ class State(ABC):
 
     def commit(self) -> None:
         """Save, and check for host changes. A collective: all ranks commit together."""
+        if faults.active is not None:
+            faults.active.at_commit()
         self.save()
         self._num_commits += 1
         report_updates(self._num_commits)

@@ -10,6 +10,7 @@ The ranks of a process set number their lists in the order in which they make th
 a set make the same lists in the same order. Nothing is communicated before the first `reduce`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -17,6 +18,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from allstep import faults
+from allstep.faults.injector import Injector
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.exceptions import horovods_errors
 from allstep.hvd.gradient_group import gradient_group
@@ -77,6 +80,24 @@ class GradientList:
         behind them, on all ranks or on none. On a set of one rank the arrays themselves are
         returned. Raise HorovodInternalError if another rank is lost.
         """
+        if faults.active is not None:
+            return self._reduce_in_step(faults.active, arrays, weight)
+        return self._reduce(arrays, weight)
+
+    def _reduce_in_step(
+        self, injector: Injector, arrays: Sequence[Tensor | None], weight: float | None
+    ) -> list[Tensor | None]:
+        """Reduce as one step, in which faults may occur; weights are not known here."""
+        injector.in_step(unable=("flip",))
+        if injector.takes("nan"):
+            arrays = [None if array is None else array * math.nan for array in arrays]
+        injector.reduce_begins()
+        results = self._reduce(arrays, weight)
+        injector.update_begins()
+        injector.step_ends()
+        return results
+
+    def _reduce(self, arrays: Sequence[Tensor | None], weight: float | None) -> list[Tensor | None]:
         if not self._reduces:
             return list(arrays)
         self._steps += 1

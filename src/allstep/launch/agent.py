@@ -32,7 +32,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from allstep import framework_threads, machine, wire
+from allstep import faults, framework_threads, machine, wire
 from allstep.launch import horovod
 from allstep.launch.link import FULL, Link
 from allstep.launch.messages import (
@@ -227,6 +227,7 @@ class Agent:
         env.update(framework_threads.of_worker(env))
         store = self._reach_store(message)
         env["ALLSTEP_STORE"] = wire.format_addresses([store])
+        env[faults.AGENT] = str(os.getpid())
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             env.update(_interface_variable(name, message, env))
         env.update(horovod.host_variables(store, env))

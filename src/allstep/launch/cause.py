@@ -55,7 +55,8 @@ class Failure:
     code: exit code as in subprocess, negative for a signal. moment: seconds since the start of the
     run. errors: last lines on standard error. out_of_memory: the kernel has killed processes of the
     host for lack of memory. lost: why its host is lost, in which case there is no code; "" if it is
-    not. blames: the rank that it recorded as the cause, None without a record.
+    not. blames: the rank that it recorded as the cause, None without a record. fault: the last
+    injected fault that it reported, "" without one.
     """
 
     rank: int
@@ -66,6 +67,7 @@ class Failure:
     out_of_memory: bool = False
     lost: str = ""
     blames: int | None = None
+    fault: str = ""
 
     @property
     def is_consequence(self) -> bool:
@@ -226,4 +228,6 @@ def headline(failure: Failure, size: int, num_stopped: int) -> str:
         head = f"host {failure.host} is lost"
     others = "others were" if num_stopped > 1 else "other was"
     stopped = f"; {num_stopped} {others} stopped" if num_stopped else ""
-    return f"allstep run: {head}: {failure.how}, {failure.moment:.1f} s after the start{stopped}"
+    # A reader must not take an injected fault for a real one.
+    how = f"{failure.how} (injected fault: {failure.fault})" if failure.fault else failure.how
+    return f"allstep run: {head}: {how}, {failure.moment:.1f} s after the start{stopped}"

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allstep import faults
 from allstep.errors import ConfigError, cut
 from allstep.launch.hosts.host_list import Host, check_counts
 
@@ -54,6 +55,7 @@ class Job:
                 f"--grace {self.grace:g}: expected seconds from 0 to {MAX_GRACE:,.0f} (a day)"
             )
         check_counts(self.hosts)
+        faults.check(self.env.get(faults.VARIABLE, ""), sum(host.slots for host in self.hosts))
 
     def _check_no_nul(self) -> None:
         """Raise ConfigError for text that the system cannot pass to a program."""

@@ -22,6 +22,7 @@ from typing import IO
 from allstep import wire
 from allstep._version import __version__
 from allstep.errors import ConfigError, UserError
+from allstep.faults import launcher_records as fault_records
 from allstep.launch import cause
 from allstep.launch.host_connection import HostConnection, open_connections
 from allstep.launch.job import Job
@@ -118,6 +119,9 @@ class Launcher:
             finally:
                 self._end_agents()
                 self.output.wait = wait_for_reader
+            if self.state.started:
+                for line in fault_records.missing(self.store, self.job.env):
+                    self.output.notify(f"allstep run: {line}")
         self.output.close()
         return self._conclude()
 
@@ -280,6 +284,9 @@ class Launcher:
                 if connection.hello is None
                 else connection.why_it_ended()
             )
+            assert self.store is not None
+            if fault := fault_records.last_of(self.store, connection.ranks):
+                why += f" (injected fault: {fault})"
             self.state.take(LinkEnded(self._moment(), host, why))
 
     def _read_stderr(self, connection: HostConnection, stream: IO[bytes]) -> None:
@@ -313,8 +320,9 @@ class Launcher:
         assert self.store is not None
         rank, errors = message.rank, tuple(self.output.errors[message.rank])
         record = self.store.peek(keys.failure_of(rank)) if message.code else None
+        fault = fault_records.last_of(self.store, {rank})
         return Exited(
-            now, rank, message.code, errors, message.out_of_memory, cause.blamed_by(record)
+            now, rank, message.code, errors, message.out_of_memory, cause.blamed_by(record), fault
         )
 
     def _print(self, message: Lines) -> None:

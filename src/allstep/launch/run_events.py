@@ -39,7 +39,8 @@ class Exited:
     """A rank has ended.
 
     code: as in subprocess, negative for a signal. errors: the last lines on its standard error.
-    blames: the rank that it recorded as the cause, or None.
+    blames: the rank that it recorded as the cause, or None. fault: the injected fault that it
+    reported before, or "".
     """
 
     at: float
@@ -48,6 +49,7 @@ class Exited:
     errors: tuple[str, ...] = ()
     out_of_memory: bool = False
     blames: int | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ class StateOfRun(Protocol):
     """What the loop needs of the state of a run: `RunState`, or that of an elastic run."""
 
     problem: str | None
+    started: bool
 
     def note_alive(self, host: int, now: float) -> None: ...
 

@@ -214,6 +214,7 @@ class RunState:
                 event.errors,
                 event.out_of_memory,
                 blames=event.blames,
+                fault=event.fault,
             ),
             event.at,
         )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from allstep import faults
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.parallel.exchange import Named
@@ -117,6 +118,10 @@ class _AdasumOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combine the updates of all ranks and apply them; return the closure's loss, if any."""
+        if faults.active is not None:
+            # Gradients were used during backward(), and weights are restored there.
+            faults.active.in_step(unable=("nan", "flip"))
+            faults.active.reduce_begins()
         loss = None if closure is None else closure()
         for parameter in self._allreduce_delay:
             if parameter not in self._handles:
@@ -128,6 +133,8 @@ class _AdasumOptimizer(Optimizer):
                 parameter.add_(difference.view(parameter.shape))
         self._handles.clear()
         self._reset_delays()
+        if faults.active is not None:
+            faults.active.step_ends()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allstep import faults
 from allstep.hvd import objects
 from allstep.hvd.handles import synchronize
 from allstep.hvd.objects import broadcast_object
@@ -29,6 +30,8 @@ def broadcast_parameters(params: Mapping[str, Tensor] | list[Any], root_rank: in
     `params`: `model.state_dict()`, or a list of (name, tensor) or of tensors. `root_rank`: the rank
     whose values are sent.
     """
+    if faults.active is not None:
+        faults.active.in_phase("broadcast")
     named: list[tuple[str | None, Any]]
     if isinstance(params, Mapping):
         named = sorted(params.items())

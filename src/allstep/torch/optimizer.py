@@ -31,7 +31,9 @@ from torch._C._distributed_c10d import ReduceOp
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from allstep import faults
 from allstep.comm.op.gradient_norms import values_of
+from allstep.faults.injector import Injector
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.exceptions import HorovodInternalError, horovods_errors
 from allstep.hvd.gradient_group import gradient_group
@@ -40,6 +42,7 @@ from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.requests import REDUCTIONS
 from allstep.parallel.exchange import Exchange, Named, Rule
+from allstep.parallel.injected import begin_step
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, ratio_methods
 from allstep.parallel.subclass import wrapped
@@ -235,17 +238,30 @@ class Distributed(ReplicatedOptimizer):
         clipping.
         """
         self._check_not_reduced("synchronize")
+        if faults.active is not None:
+            self._inject(faults.active)
         with horovods_errors():
             self._reduce_all()
 
     def reduce_gradients(self) -> None:
         """Do the first phase of a step; see `allstep.parallel.replicated`."""
+        if faults.active is not None:
+            self._inject(faults.active)
         with horovods_errors():
             super().reduce_gradients()
 
     def _apply(self, closure: Callable[[], Any] | None = None) -> Any:
+        if faults.active is not None:
+            faults.active.update_begins()
         with horovods_errors():
-            return super()._apply(closure)
+            result = super()._apply(closure)
+        if faults.active is not None:
+            faults.active.step_ends()
+        return result
+
+    def _inject(self, injector: Injector) -> None:
+        """Let the faults of this step occur; a no-op the second time in a step."""
+        begin_step(injector, [each.parameter for each in self._replicas.named])
 
     def _begin_step(self) -> None:
         """Announce a step: ranks that have joined participate in it."""
@@ -305,6 +321,8 @@ class Distributed(ReplicatedOptimizer):
         With a closure, each of its evaluations uses the gradients of all ranks.
         """
         self._check_not_reduced("step")
+        if faults.active is not None:
+            self._inject(faults.active)
         if self._shares_weights:
             return self._step_by_owners(closure)
         if self._should_synchronize and closure is not None:

@@ -7,6 +7,10 @@ key                              writer    value
 `allstep/failure/<rank>`         rank      JSON: the first failure of the rank
                                            (`comm.health.failure`): `kind`, `reason`, `peer` (the
                                            rank it blames, also itself)
+`allstep/faults`                 ranks     number of injected faults that have occurred (a
+                                           counter)
+`allstep/fault/<n>`              rank      JSON: the n-th injected fault, from 1
+                                           (`faults.reports`): `fault`, `rank`, `text`
 `elastic/ask/<ticket>/<n>`       worker    JSON: it waits for its n-th place. `card`: host, pid,
                                            cores, addresses. `generation`: the one that it left,
                                            or null. `updates`: how many it has applied
@@ -26,6 +30,7 @@ changes.
 """
 
 HOSTS = "allstep/hosts"
+FAULTS = "allstep/faults"
 ASKS = "elastic/ask/"
 """Prefix of the keys of `ask_of`."""
 TICKET = "ALLSTEP_TICKET"
@@ -35,6 +40,14 @@ TICKET = "ALLSTEP_TICKET"
 def failure_of(rank: int) -> str:
     """Return the key of a rank's failure record."""
     return f"allstep/failure/{rank}"
+
+
+def fault_record(number: int | str) -> str:
+    """Return the key of the record of an injected fault.
+
+    number: its place, from 1; "" for the beginning of all these keys.
+    """
+    return f"allstep/fault/{number}"
 
 
 def ask_of(ticket: str, number: int) -> str:

@@ -11,7 +11,8 @@ from allstep.errors import AllstepError
 from allstep.train import read_config
 from allstep.train.checkpoint import saver as saving
 from allstep.train.checkpoint import write_and_read as checkpoint
-from allstep.train.run.loop import Paused, train
+from allstep.train.run.loop import train
+from allstep.train.run.progress import Paused
 from allstep.train.watch.events import Result
 from allstep.train.watch.record_callback import Record
 

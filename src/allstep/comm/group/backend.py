@@ -15,8 +15,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, _DistributedBackendOptions
 
 from allstep.comm.group.build_memory import Options, exchange_cards, join_hosts
+from allstep.comm.group.counted_group import kind_of_default
 from allstep.comm.group.named_group import NAME
 from allstep.comm.group.process_group import AllstepGroup
+from allstep.comm.health.cut_connections import begin_faults
 from allstep.comm.health.guard import Guard
 from allstep.comm.health.joined_processes import lives_in
 from allstep.comm.join.barrier import host_name, leave_card
@@ -35,13 +37,20 @@ def _create_for_torch(
     options: _DistributedBackendOptions, backend_options: Any = None
 ) -> AllstepGroup:
     """Create a group; torch calls this for the default group and for every new one."""
-    if not dist.is_initialized() and not timeline.is_running():
+    if dist.is_initialized():
+        return create(options, backend_options)
+    if not timeline.is_running():
         timeline.begin_if_asked(options.store, options.group_rank, options.group_size)
-    return create(options, backend_options)
+    begin_faults(options.group_rank, options.group_size)
+    return create(options, backend_options, kind_of_default())
 
 
-def create(options: _DistributedBackendOptions, backend_options: Any = None) -> AllstepGroup:
-    """Create one group, on all its ranks at once."""
+def create(
+    options: _DistributedBackendOptions,
+    backend_options: Any = None,
+    kind: type[AllstepGroup] = AllstepGroup,
+) -> AllstepGroup:
+    """Create one group, on all its ranks at once. kind: its class."""
     store, rank, size, timeout = _basics(options)
     chosen = (
         backend_options if isinstance(backend_options, Options) else Options(nccl=backend_options)
@@ -51,14 +60,19 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
         PrefixStore("guard/", store), rank, size, timeout.total_seconds(), names, host_name()
     )
     try:
-        return _create(options, chosen, guard)
+        return _create(options, chosen, kind, guard)
     except BaseException:
         # A rank was lost while the group was being formed.
         guard.close(guard)
         raise
 
 
-def _create(options: _DistributedBackendOptions, chosen: Options, guard: Guard) -> AllstepGroup:
+def _create(
+    options: _DistributedBackendOptions,
+    chosen: Options,
+    kind: type[AllstepGroup],
+    guard: Guard,
+) -> AllstepGroup:
     store, rank, size, timeout = _basics(options)
     guard.watch_processes(lives_in(store, options.global_ranks_in_group))
     host_store = PrefixStore("host/", store)
@@ -67,7 +81,7 @@ def _create(options: _DistributedBackendOptions, chosen: Options, guard: Guard) 
     far = connected(PrefixStore("gloo/", store), rank, size, timeout, guard)
     _copy_names(far.gloo.options, options)
     far.gloo._set_sequence_number_for_group()
-    group = AllstepGroup(store, rank, size, timeout, far, guard)
+    group = kind(store, rank, size, timeout, far, guard)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, far.gloo)
     if torch.cuda.is_available() and dist.is_nccl_available():
         group.nccl = _nccl(options, chosen.nccl)

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from allstep import machine
+from allstep import faults, machine
+from allstep.comm.health.cut_connections import begin_faults
 from allstep.comm.health.generation_end import EndWatch
 from allstep.comm.health.joined_processes import forget, lives_in, remember
 from allstep.comm.health.processes import Lives
@@ -159,6 +160,9 @@ def _join_generation(member: Membership) -> Joined:
     try:
         place = member.ask(store.client, _card(World.detect(), store))
         world, cards = place.world, _with_local_ranks(place.cards)
+        begin_faults(world.rank, world.size)
+        if faults.active is not None:
+            faults.active.in_phase("forming")
         store.unless = end_of(place.generation)
         os.environ.update({**world.to_env(), **world.to_horovod_env()})
         _take_cores(world, cards)
@@ -189,9 +193,12 @@ def _join_fixed(launcher: str | None) -> Joined:
     """Find the store, write our card, and wait for those of all ranks."""
     limits = read_limits()
     world = World.detect(launcher)
+    begin_faults(world.rank, world.size)
     rendezvous = find_store(world, limits)
     try:
         number = attend(rendezvous.store, world)
+        if faults.active is not None:
+            faults.active.in_phase("forming")
         cards = _exchange_cards(world, rendezvous.store, limits, number)
         rendezvous.all_joined()
         programs, local_ranks = zip(

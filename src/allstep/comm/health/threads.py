@@ -145,8 +145,13 @@ class Watch:
 
     def fail_all(self, failure: Failure) -> None:
         """End all groups of this process, so that none of its threads waits for a lost rank."""
-        for group in self._all():
+        for group in self.groups():
             group.fail_alone(failure)
+
+    def groups(self) -> list[Group]:
+        """Return the groups of this process."""
+        with self._lock:
+            return list(self._groups)
 
     def send(self, act: Callable[[], Any], seconds: float) -> Any:
         """Run `act` in the runner thread; see `Runner.send`."""
@@ -157,7 +162,7 @@ class Watch:
 
     def stop(self) -> None:
         """Let the groups leave at exit, and wait briefly for the threads."""
-        groups = self._all()
+        groups = self.groups()
         if groups:
             # The store may be lost.
             with contextlib.suppress(Exception):
@@ -176,10 +181,6 @@ class Watch:
                 self._runner = Runner(self._run_rounds)
             return self._runner
 
-    def _all(self) -> list[Group]:
-        with self._lock:
-            return list(self._groups)
-
     def _run(self) -> None:
         while self._thread is threading.current_thread():
             tick = self._look_at_all()
@@ -188,7 +189,7 @@ class Watch:
 
     def _look_at_all(self) -> float | None:
         """Check all groups; return seconds until the next check, or None if there is no group."""
-        groups = self._all()
+        groups = self.groups()
         for group in groups:
             group.look()
         return min((group.tick for group in groups), default=None)
@@ -196,7 +197,7 @@ class Watch:
     def _run_rounds(self) -> float | None:
         """Run a round of all groups; return seconds until the next, or None without a group."""
         nexts = []
-        for group in self._all():
+        for group in self.groups():
             try:
                 nexts.append(group.round())
             # The store cannot be reached, perhaps only for a while.

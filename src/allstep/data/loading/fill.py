@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep import faults
 from allstep.data.augment.transform import Transform
+from allstep.data.loading.read_record import read_record
 from allstep.data.order import Numbers
 from allstep.data.random.draws import Draws
 from allstep.data.sources.source import BadSample, Block, Sample, Source
@@ -85,7 +87,9 @@ def fill(
 
     `stopped` is called between two samples; `Stopped` is raised once it returns True.
     """
-    rows = _fill_block(recipe, samples, out, draws) if recipe.blocks else None
+    is_damaged = faults.active is not None and faults.active.corrupts(samples.tolist())
+    in_block = recipe.blocks and not is_damaged
+    rows = _fill_block(recipe, samples, out, draws) if in_block else None
     return rows or _fill_one_by_one(recipe, samples, out, draws, stopped)
 
 
@@ -113,7 +117,10 @@ def _fill_one_by_one(
         if stopped():
             raise Stopped
         try:
-            sample = recipe.source.read(number)
+            if faults.active is None:
+                sample = recipe.source.read(number)
+            else:
+                sample = read_record(recipe.source, number, faults.active)
             if recipe.transform is not None and out is not None and draws is not None:
                 recipe.transform.one(sample.data, out[row], draws, row)
             _add(rows, sample, recipe, number, kept)

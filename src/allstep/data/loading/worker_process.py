@@ -18,6 +18,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep import faults
 from allstep.data.loading.fill import Recipe, Rows, Stopped, fill
 from allstep.data.loading.process_workers import Cell, receive, send
 from allstep.process.liveness import Life, life_of
@@ -30,6 +31,7 @@ def main(fd: int, parent: int) -> None:
     sock = socket.socket(fileno=fd)
     _end_with(sock, parent)
     try:
+        faults.begin_helper("corrupt")
         payload, (cell,) = receive(sock)
         worker = Worker(Cell(cell), payload)
         while True:

@@ -17,6 +17,8 @@ import selectors
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from allstep import faults
+from allstep.faults import launcher_records as fault_records
 from allstep.launch import cause
 from allstep.launch.elastic.elastic_run import ElasticRun
 from allstep.launch.elastic.worker_table import ElasticWorker, WorkerTable
@@ -115,6 +117,13 @@ class ElasticLauncher(Launcher):
         blames = cause.blamed_by(record)
         return Exited(now, message.rank, message.code, errors, message.out_of_memory, blames)
 
+    def _faults_left(self) -> str:
+        """Return the faults that a new worker may cause: those that have not occurred."""
+        assert self.store is not None
+        occurred = {each.fault for each in fault_records.occurred(self.store)}
+        given = map(str, faults.parse_all(self.job.env.get(faults.VARIABLE, "")))
+        return faults.join([each for each in given if each not in occurred])
+
     # Actions.
 
     def _carry_out(self, decisions: Iterable[object]) -> None:
@@ -168,6 +177,8 @@ class ElasticLauncher(Launcher):
             keys.TICKET: worker.ticket,
             "HOROVOD_ELASTIC": "1",
         }
+        if left := self._faults_left():
+            env[faults.VARIABLE] = left
         started = [WorkerOrder(worker.number, env)]
         return orders.order(connection, orders.addresses(), started, leaves_nothing=True)
 

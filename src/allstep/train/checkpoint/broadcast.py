@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from allstep import faults
 from allstep.comm.group import agree
 from allstep.train.checkpoint.write_and_read import Snapshot, Tensors
 from allstep.world import World
@@ -38,6 +39,8 @@ def broadcast_snapshot(world: World, snapshot: Snapshot | None) -> Snapshot | No
     outline = agree.rank_0_decides(world, lambda: None if snapshot is None else _outline(snapshot))
     if outline is None:
         return None
+    if faults.active is not None:
+        faults.active.in_phase("broadcast")
     mine = snapshot if world.rank == 0 else None
     weights = _broadcast(outline.weights, None if mine is None else mine.weights)
     optimizer = _broadcast(outline.optimizer, None if mine is None else mine.optimizer)

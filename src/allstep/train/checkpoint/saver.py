@@ -29,6 +29,7 @@ from pathlib import Path
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from allstep import faults
 from allstep.errors import AllstepError
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.names import number_of
@@ -156,6 +157,8 @@ class Saver:
             self._check_folder()
             if broken := self.find_broken(snapshot.weights):
                 raise ValueError(f"{broken} is not finite")
+            if faults.active is not None:
+                faults.active.at_write(str(self.folder))
             path = checkpoint.write(self.folder, snapshot)
         except Exception as error:
             # Any error, also a lack of memory: the next attempt may succeed.

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from functools import partial
 
+from allstep import faults
 from allstep.comm.group import agree
 from allstep.errors import AllstepError
 from allstep.train.checkpoint import write_and_read as checkpoint
@@ -62,6 +63,8 @@ class Checkpoints:
         `best` marks it as the best so far.
         """
         self._last = time.monotonic()
+        if faults.active is not None:
+            faults.active.at_commit()
         if self._saver is not None:
             self._saver.save(capture(self.job), best)
 

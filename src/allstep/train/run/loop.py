@@ -15,13 +15,12 @@ test split is read once, after the last update; no choice depends on it.
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from allstep import comm
+from allstep import comm, faults
 from allstep.comm.group import agree
 from allstep.data import Batch, Loader
 from allstep.errors import AllstepError, UserError
@@ -35,7 +34,7 @@ from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
 from allstep.train.run.finish import chosen_model, training_score
 from allstep.train.run.opening_event import opening
-from allstep.train.run.progress import crossed
+from allstep.train.run.progress import Paused, crossed
 from allstep.train.run.progress_event import finite, progress_event
 from allstep.train.run.setup import Job, make_job
 from allstep.train.score.evaluate import Interrupted, evaluate
@@ -49,16 +48,6 @@ from allstep.world import World
 
 # Updates between two comparisons of the ranks' weights.
 _COMPARE_EVERY = 500
-
-
-@dataclass(frozen=True)
-class Paused:
-    """The result of a run that stopped before its end and was saved, so that it can be resumed."""
-
-    samples: int
-    """Samples that the run has trained on."""
-    why: str
-    """The reason for stopping."""
 
 
 def train(
@@ -167,6 +156,8 @@ class _Run:
         batch, error = self._take(batches)
         after = min(progress.samples + progress.batch, self._epoch_end(progress.samples))
         job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
+        if faults.active is not None:
+            faults.active.at_step(progress.updates + 1, batch.samples)
         mine = step(job.trainer, batch, after - progress.samples, self.clock)
         report = StepReport(mine, batch.weight, self.stopping.why is not None, error is not None)
         outcome = job.after_step.exchange(report)

@@ -64,6 +64,16 @@ class RunProgress:
         )
 
 
+@dataclass(frozen=True)
+class Paused:
+    """The result of a run that stopped before its end and was saved, so that it can be resumed."""
+
+    samples: int
+    """Samples that the run has trained on."""
+    why: str
+    """The reason for stopping."""
+
+
 _PLAIN = ("samples", "updates", "batch", "best_samples", "worse", "owes")
 
 

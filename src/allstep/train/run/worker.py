@@ -32,8 +32,10 @@ from allstep.train.folder.claim import (
 )
 from allstep.train.folder.run_lock import hold
 from allstep.train.health.checkpoint_state import check_batch, check_optimizer, check_resumed
-from allstep.train.run.loop import Paused, train
+from allstep.train.run.fault_events import recorded
+from allstep.train.run.loop import train
 from allstep.train.run.prepare import prepare
+from allstep.train.run.progress import Paused
 from allstep.train.run.train_request import TrainRequest
 from allstep.train.watch.callback import Callback, Callbacks
 from allstep.train.watch.events import Result
@@ -80,14 +82,15 @@ def work(asked: TrainRequest, launcher: str | None = None) -> Result | Paused | 
             return None
         for note in decision.notes if world.rank == 0 else []:
             print_notice(note)
-        result = train(
-            decision.config,
-            world,
-            decision.claimed.path,
-            mine.callbacks,
-            snapshot=broadcast_snapshot(world, mine.snapshot),
-            max_seconds=asked.max_seconds,
-        )
+        with recorded(mine.callbacks):
+            result = train(
+                decision.config,
+                world,
+                decision.claimed.path,
+                mine.callbacks,
+                snapshot=broadcast_snapshot(world, mine.snapshot),
+                max_seconds=asked.max_seconds,
+            )
     finally:
         mine.close()
     # Not after a failure: a process group with an operation in flight would wait for ranks that

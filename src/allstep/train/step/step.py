@@ -27,9 +27,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from allstep import faults
 from allstep.data import Batch
 from allstep.norm import GhostBatchNorm, SyncBatchNorm
 from allstep.optim import add_noise, seed_step, squared_norm
+from allstep.parallel.injected import flip_bit
 from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.train.precision.precision import Precision, exact
 from allstep.train.score.evaluate import ToInput
@@ -120,6 +122,8 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
     `batch` is this rank's share of the global batch. `clock` receives the time of the phases.
     """
     clock.lap("input")
+    if faults.active is not None and faults.active.takes("flip"):
+        flip_bit(trainer.model.parameters())
     optimizer = trainer.optimizer
     set_lr(optimizer, trainer.lr(batch.position))
     # Dropout draws the same numbers in a resumed run.
@@ -128,13 +132,19 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
     optimizer.clip_norm = trainer.clip and trainer.clip * trainer.precision.scale
     trainer.scale, trainer.first_micro_batch = trainer.precision.scale, None
     tally = accumulate_gradients(trainer, batch, num_samples)
+    if faults.active is not None:
+        faults.active.reduce_begins()
     clock.lap("compute")
     optimizer.reduce_gradients()
     clock.lap("wait")
+    if faults.active is not None:
+        faults.active.update_begins()
     if finish_gradients(trainer, batch.position):
         optimizer.apply()
     else:
         optimizer.discard()
+    if faults.active is not None:
+        faults.active.step_ends()
     clock.lap("update")
     return tally
 
@@ -162,6 +172,8 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
             logits = trainer.model(images)
         logits = exact(logits)
         losses = trainer.task.training_losses(logits, target)
+        if faults.active is not None and faults.active.has("nan"):
+            losses = losses * math.nan
         weighed = losses if trainer.weigh is None else losses * weight.to(losses.device)
         (weighed.sum() * factor).backward()
         row = int(tally.count)

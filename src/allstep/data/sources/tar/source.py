@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep import faults
 from allstep.data.sources.checksum import crc32c_on
 from allstep.data.sources.class_folders import IMAGES as SUFFIXES
 from allstep.data.sources.index import Index, Progress, indexed, not_as_stored, stored_checksums
@@ -116,6 +117,10 @@ class Shard:
             self._extensions[extension]: content[start - begin : start - begin + size]
             for extension, start, size in zip(extensions, starts, sizes, strict=True)
         }
+        if faults.active is not None:
+            largest = max(found, key=lambda extension: len(found[extension]))
+            damaged = faults.active.changed(found[largest])
+            found[largest] = found[largest] if damaged is None else memoryview(damaged)
         self._check_crc(row, found)
         return found
 
