@@ -15,7 +15,7 @@ from allstep.launch.hosts.host_list import Host
 from allstep.launch.job import Job
 from allstep.launch.launcher import Launcher
 from allstep.launch.link import Link
-from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Alive, Hello, Problem, Start
+from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Alive, Hello, Problem, Start, WorkerOrder
 from allstep.launch.orders import Orders
 from allstep.launch.run_events import Greeted
 from allstep.limits import read_limits
@@ -48,7 +48,7 @@ def order_for_another_host(link: Link, store: wire.Server, env: dict[str, str]) 
     ssh = subprocess.Popen.__new__(subprocess.Popen)
     connection = HostConnection(Host("far", 1), [0], link, process=ssh, hello=HELLO)
     return Orders(job, places(["far"]), [connection], "token", store.port, read_limits(env)).order(
-        connection, ["127.0.0.1"]
+        connection, ["127.0.0.1"], [WorkerOrder(0, {})]
     )
 
 
