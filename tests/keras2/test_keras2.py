@@ -19,6 +19,7 @@ CHECKS = [
     "workers_match_one",
     "passes_and_compression",
     "apply_reduces",
+    "ended_variables_are_forgotten",
     "local_variables_stay_local",
     "tape_is_reduced_once",
     "infinities_are_skipped_together",

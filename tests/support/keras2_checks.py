@@ -4,6 +4,7 @@ As in `keras_checks`: many checks share one start of ranks, and the reference is
 with whole batches, in the same process, in float64.
 """
 
+import gc
 import os
 import sys
 import time
@@ -172,6 +173,18 @@ def apply_reduces(hvd: Any, tf: Any, folder: Path) -> None:
         table = tf.Variable(tf.zeros([2, 1]))
         made.apply_gradients([(rows, table)])
         assert table.numpy().tolist() == [[-0.5], [-0.5]]
+
+
+def ended_variables_are_forgotten(hvd: Any, tf: Any, folder: Path) -> None:
+    """One optimizer for several models: a new variable may get the id of one that is gone."""
+    for known in kinds(tf):
+        made = hvd.DistributedOptimizer(known.SGD(1.0))
+        for length in (1, 2, 3):
+            gc.collect()
+            variable = tf.Variable(np.zeros(length))
+            made._reduced([(tf.constant(np.ones(length) * (hvd.rank() + 1)), variable)])
+            assert len(made._reductions) == 1
+            del variable
 
 
 def local_variables_stay_local(hvd: Any, tf: Any, folder: Path) -> None:
