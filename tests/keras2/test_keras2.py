@@ -25,6 +25,7 @@ CHECKS = [
     "infinities_are_skipped_together",
     "begins_alike",
     "elastic_state",
+    "errors_before_a_fit_are_forgotten",
     "saved_models_are_plain",
     "wrong_arguments",
     *keras2_checks.EXACT,

@@ -320,6 +320,20 @@ def elastic_state(hvd: Any, tf: Any, folder: Path) -> None:
         hvd.elastic.KerasState(tf.keras.Sequential([tf.keras.layers.Dense(1)]))
 
 
+def errors_before_a_fit_are_forgotten(hvd: Any, tf: Any, folder: Path) -> None:
+    """An error that a loop of the script has caught does not replace one of `fit`."""
+    made = model(tf)
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
+    made.compile(optimizer, "mse")
+    x, y = cases.data()
+    made.train_on_batch(x, y)
+    with pytest.raises(IndexError):
+        optimizer._reduction.step([])
+    fails = tf.keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.fit(x, y, verbose=0, callbacks=[fails])
+
+
 # Saving
 
 
