@@ -171,3 +171,22 @@ def test_lists_of_a_subset_do_not_shift_the_lists_of_all(ranks: Ranks) -> None:
         assert found is not None and found.tolist() == [3.0] * 4
 
     ranks(3, work)
+
+
+def test_sparse_gradients_match_if_one_rank_has_an_optimizer_more(ranks: Ranks) -> None:
+    """Rank 0 alone compiles a second model, such as one that it loads; then all ranks train."""
+
+    def work() -> tuple[list, list]:
+        import allstep.torch as hvd
+        from allstep.keras_shared.gradient_reduction import Reduction, Settings, Sparse, Spec
+
+        hvd.init()
+        settings = Settings(hvd.Sum, None, None, hvd.global_process_set, False, 1, False, True)
+        made = [Reduction(settings, in_place=False) for _ in range(2 - hvd.rank())]
+        made[-1].prepare((Spec("table", (4, 1), torch.float32, False),))
+        rows = Sparse(torch.full((1, 1), hvd.rank() + 1.0), torch.tensor([hvd.rank()]))
+        updates, (found,) = made[-1].step([rows])
+        assert updates and isinstance(found, Sparse)
+        return found.values.flatten().tolist(), found.indices.tolist()
+
+    assert ranks(2, work, env={"ALLSTEP_TIMEOUT": "10"}) == [([1.0, 2.0], [0, 1])] * 2

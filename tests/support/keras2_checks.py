@@ -4,6 +4,7 @@ As in `keras_checks`: many checks share one start of ranks, and the reference is
 with whole batches, in the same process, in float64.
 """
 
+import gc
 import os
 import sys
 import time
@@ -203,6 +204,18 @@ def computed_gradients_are_reduced(hvd: Any, tf: Any, folder: Path) -> None:
         assert variable.numpy().tolist() == [-12.0]
 
 
+def ended_variables_are_forgotten(hvd: Any, tf: Any, folder: Path) -> None:
+    """One optimizer for several models: a new variable may get the id of one that is gone."""
+    for known in kinds(tf):
+        made = hvd.DistributedOptimizer(known.SGD(1.0))
+        for length in (1, 2, 3):
+            gc.collect()
+            variable = tf.Variable(np.zeros(length))
+            made._reduced([(tf.constant(np.ones(length) * (hvd.rank() + 1)), variable)])
+            assert len(made._reductions) == 1
+            del variable
+
+
 def local_variables_stay_local(hvd: Any, tf: Any, folder: Path) -> None:
     for known in kinds(tf):
         made = hvd.DistributedOptimizer(known.SGD(1.0))
@@ -334,6 +347,20 @@ def elastic_state(hvd: Any, tf: Any, folder: Path) -> None:
     made.fit(x, y, 6, verbose=0, callbacks=[hvd.elastic.CommitStateCallback(state)])
     with pytest.raises(ValueError, match="has no weights"):
         hvd.elastic.KerasState(tf.keras.Sequential([tf.keras.layers.Dense(1)]))
+
+
+def errors_before_a_fit_are_forgotten(hvd: Any, tf: Any, folder: Path) -> None:
+    """An error that a loop of the script has caught does not replace one of `fit`."""
+    made = model(tf)
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
+    made.compile(optimizer, "mse")
+    x, y = cases.data()
+    made.train_on_batch(x, y)
+    with pytest.raises(IndexError):
+        optimizer._reduction.step([])
+    fails = tf.keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.fit(x, y, verbose=0, callbacks=[fails])
 
 
 # Saving

@@ -71,6 +71,11 @@ class GradientList:
         self._steps = 0
         keep_attached(self)
 
+    @property
+    def key(self) -> str:
+        """The name of this list, the same on all ranks of its set."""
+        return self._key
+
     def reduce(
         self, arrays: Sequence[Tensor | None], weight: float | None = None
     ) -> list[Tensor | None]:

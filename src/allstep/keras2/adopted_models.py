@@ -18,6 +18,9 @@ from tf_keras.src.engine.training_v1 import Model as GraphModel
 
 from allstep.keras_shared.before_training import is_distributed
 
+Kept = tuple[BaseException, BaseException | None]
+"""An error and its cause."""
+
 _LOG = logging.getLogger("allstep.keras2")
 
 
@@ -59,15 +62,23 @@ def distributed_part(optimizer: Any) -> Any:
 @contextmanager
 def own_errors(optimizer: Any) -> Iterator[None]:
     """Raise an error of the optimizer's reduction in the block as what it was."""
-    part = distributed_part(optimizer)
+    # Of a loop that called the optimizer itself, before.
+    _take_error(optimizer)
     try:
         yield
     except Exception:
-        for reduction in () if part is None else part._reductions.values():
-            kept = reduction.take_error()
-            if kept is not None:
-                raise kept[0] from kept[1]
+        kept = _take_error(optimizer)
+        if kept is not None:
+            raise kept[0] from kept[1]
         raise
+
+
+def _take_error(optimizer: Any) -> Kept | None:
+    """Return the first error that a reduction of the optimizer keeps, and forget all of them."""
+    part = distributed_part(optimizer)
+    reductions = [] if part is None else list(part._reductions.values())
+    kept = [error for each in reductions if (error := each.take_error()) is not None]
+    return kept[0] if kept else None
 
 
 def _with_own_errors(name: str) -> Callable[..., Any]:

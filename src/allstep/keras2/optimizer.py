@@ -21,6 +21,7 @@ and then looks for infinities, so all ranks skip a step together.
 """
 
 import types
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -89,6 +90,11 @@ class Distributed:
         """The reductions by their variables: one, unless a loop trains parts of a model in turn."""
         return {}
 
+    @cached_property
+    def _owners(self) -> dict[Any, list[Any]]:
+        """Weak references to the variables of each reduction."""
+        return {}
+
     @property
     def _reduction(self) -> Reduction:
         """The reduction of the last traced step."""
@@ -107,6 +113,7 @@ class Distributed:
         """Keep the gradient of a variable on this rank."""
         self._local.variables.append(var)
         self._reductions.clear()
+        self._owners.clear()
 
     # Reducing
 
@@ -139,6 +146,7 @@ class Distributed:
         ]
 
     def _reduction_of(self, variables: Sequence[Any]) -> Reduction:
+        self._forget_ended()
         key = tuple(map(id, variables))
         if key not in self._reductions:
             local = self._local.keys(id)
@@ -147,7 +155,15 @@ class Distributed:
                 tuple(_spec(n, each, id(each) in local) for n, each in enumerate(variables))
             )
             self._reductions[key] = reduction
+            self._owners[key] = [weakref.ref(each) for each in variables]
         return self._reductions[key]
+
+    def _forget_ended(self) -> None:
+        """Drop the reductions of variables that are gone: others may get their ids."""
+        for key, owners in list(self._owners.items()):
+            if any(owner() is None for owner in owners):
+                del self._owners[key]
+                self._reductions.pop(key, None)
 
     # Several passes
 

@@ -10,7 +10,6 @@ The original exception is kept here as well: TensorFlow and JAX replace it by on
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +19,6 @@ from allstep.hvd.gradient_list import GradientList
 from allstep.hvd.handles import perform_group
 from allstep.hvd.process_sets import ProcessSet
 from allstep.hvd.requests import Average, gathering
-
-# Numbers of the reductions of this process, the same on all ranks.
-_numbers = count()
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,6 @@ class Reduction:
         self.settings = settings
         self.in_place = in_place
         self.counter = 0
-        self._number = next(_numbers)
         self._error: tuple[BaseException, BaseException | None] | None = None
         self._specs: tuple[Spec, ...] | None = None
         self._list: GradientList | None = None
@@ -214,8 +209,10 @@ class Reduction:
         ]
         if not sparse or size == 1 or not process_set.included():
             return
+        # Not a number of this object: one rank alone may make optimizers that it does not use.
+        assert self._list is not None
         requests = [
-            gathering(each.contiguous(), f"keras.{self._number}.{number}.{part}", process_set)
+            gathering(each.contiguous(), f"{self._list.key}.{number}.{part}", process_set)
             for number, array in sparse
             for part, each in zip(Sparse._fields, array, strict=True)
         ]
