@@ -125,6 +125,8 @@ class Checks:
         assert self.finish is None, "nothing follows the end of the run"
         self.is_stopping |= isinstance(action, ForwardSignal | SaveAndExit | FinishRun)
         assert not (self.is_stopping and isinstance(action, StartWorker | Publish | NotifyChange))
+        if self.is_stopping:
+            self.due = min(self.due, now + self.policy.grace + 10.0 + 0.001)
         match action:
             case StartWorker():
                 self.start(action)
@@ -219,6 +221,10 @@ class Checks:
         changes = sum(a != b for a, b in pairwise(hosts))
         assert changes == len(set(hosts)) - 1, "ranks of a host are not consecutive"
 
+    def is_listed(self, worker: int) -> bool:
+        truth = self.processes[worker]
+        return truth.slot < self.slots.get(truth.host, 0)
+
     def check_left_out(self, plan: Plan, before: Sequence[int], batch: Sequence[Action]) -> None:
         out = set(before) - set(plan.members)
         dismissed = {each.worker for each in batch if isinstance(each, Dismiss)}
@@ -233,6 +239,8 @@ class Checks:
         for worker in (plan.source, plan.members[0]):
             # A state without updates can be made again.
             assert self.processes[worker].has_state or plan.updates == 0
+        unlisted = [worker for worker in plan.members if not self.is_listed(worker)]
+        assert unlisted in ([], [plan.source]), "only a source stays on a withdrawn host"
         stay = [worker for worker in plan.members if worker in before]
         assert plan.updates == self.ready[plan.source][1]
         assert plan.updates == max(self.ready[worker][1] or 0 for worker in stay)
@@ -327,12 +335,11 @@ class Simulation:
 
     def decide(self) -> None:
         actions = self.roster.decide(self.now)
+        self.checks.time(self.now)
         for action in actions:
             self.log.append((self.now, action))
             self.checks.action(action, self.now, actions)
             self.execute(action)
-        if self.checks.finish is None:
-            self.checks.time(self.now)
 
     # Events.
 

@@ -109,7 +109,11 @@ def test_generations_count_up_and_the_end_is_the_end(policy: Policy, batches: li
         assert set(plan.new) == set(plan.members) - set(before.members)
         left_out |= set(before.members) - set(plan.members)
         assert not left_out & set(plan.members)
+    reports = [each for _, events in batches for each in events if isinstance(each, Ready)]
+    ready = {(each.worker, each.generation) for each in reports}
     for plan in plans:
+        stay = set(plan.members) - set(plan.new)
+        assert {(worker, plan.generation - 1) for worker in stay} <= ready
         assert policy.min_workers <= len(plan.members) <= (policy.max_workers or 99)
     ends = [index for index, each in enumerate(actions) if isinstance(each, FinishRun)]
     assert ends in ([], [len(actions) - 1])

@@ -179,6 +179,16 @@ def test_a_host_that_returns_before_the_plan_is_used() -> None:
     assert published(run.at(4.0, lists(4.0, "a:2 b:2"))).members == (0, 1, 2, 3)
 
 
+def test_a_host_that_returns_does_not_exceed_the_maximum() -> None:
+    run = Scenario("a:1 b:1", num=2, most=2).running(2)
+    run.at(2.0, lists(2.0, "a:1 c:1"))
+    run.standby(3.0, 2)
+    run.at(4.0, lists(4.0, "a:1 b:1 c:1"))
+    assert published(run.ready(5.0, 0, 1)).members == (0, 1), "worker 2 stays on standby"
+    run.exits(6.0, 1)
+    assert published(run.ready(6.1, 0)).members == (0, 2)
+
+
 def test_a_member_that_exits_with_its_withdrawn_host_is_no_failure() -> None:
     run = Scenario("a:1 b:1", num=2, max_failures=1).running(2)
     actions = run.at(2.0, lists(2.0, "a:1"), WorkerExited(2.0, 1, -15))

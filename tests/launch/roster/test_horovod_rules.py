@@ -52,6 +52,14 @@ def test_all_hosts_excluded_before_the_start() -> None:
     assert code == 1 and "0 of 2 workers are on standby and the hosts have 1 usable" in text
 
 
+def test_a_killed_worker_on_standby_does_not_join() -> None:
+    run = Scenario("a:2 b:2", num=2, blacklist=True)
+    run.standby(1.0, 1)
+    assert run.exits(1.1, 0, 1) == [KillWorker(1)]
+    assert run.standby(1.2, 2) == [], "the kill may take a while"
+    assert published(run.standby(1.3, 3)).members == (2, 3)
+
+
 def test_a_host_that_is_lost_or_cannot_start_is_excluded() -> None:
     run = Scenario(blacklist=True).running()
     run.at(2.0, HostLost(2.0, "b", "no sign of life"))

@@ -107,11 +107,13 @@ def test_select() -> None:
         candidates = Candidates(
             ready, standby, lambda each: each.host not in withdrawn, ["a", "b", "c", "d"]
         )
-        found = select(candidates, Policy(4, least, most))
+        found = select(candidates, Policy(least, least, most))
         return found and [[each.number for each in part] for part in found]
 
     assert chosen(1, None) == [[0, 1], [2, 3]]
     assert chosen(4, None) == [[0, 1], [2, 3]]
+    assert chosen(1, 3) == [[0, 1], [2]]
+    assert chosen(1, 2) == [[0, 1], []]
     assert chosen(4, None, "d") is None
     assert chosen(1, None, "c") == [[0, 1], [3]]
     assert chosen(1, None, "a") == [[1, 0], [2, 3]], "it alone holds the state"
