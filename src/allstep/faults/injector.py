@@ -114,7 +114,7 @@ class Injector:
     def reduce_begins(self) -> None:
         """Sleep if this rank is slow; then the reduction of the gradients begins."""
         if self._factor > 1.0:
-            time.sleep(self._pace.extra(self._factor))
+            self._pace.sleep(self._factor)
         self._fire(self._schedule.in_phase("reduce"), f"during the reduction of {self._step_text}")
 
     def update_begins(self) -> None:
