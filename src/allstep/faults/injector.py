@@ -243,9 +243,10 @@ class Injector:
             self.reports.send(Occurred(planned.origin, self.rank, text))
 
     def _act(self, fault: Fault) -> None:
-        if fault.kind in ACTS:
-            # A script may catch the exception of `raise` and continue with another step.
+        if fault.kind == "raise":
+            # A script may catch the exception and continue with another step.
             self._in_step = False
+        if fault.kind in ACTS:
             ACTS[fault.kind](fault)
         elif fault.kind in self._handlers:
             self._handlers[fault.kind]()
