@@ -9,6 +9,7 @@ import pytest
 from allstep import faults
 from allstep.errors import ConfigError
 from allstep.faults import InjectedFault, inject
+from allstep.faults.acts import ACTS
 from allstep.faults.missing import name_missing
 from allstep.faults.reports import Occurred, from_json
 from allstep.world import places
@@ -64,6 +65,14 @@ def test_a_script_that_catches_a_fault_continues_with_the_next_step() -> None:
         assert injector.in_step() and injector.has("nan")
         # The step failed on another rank; the world forms again.
         injector.in_phase("forming")
+        assert injector.in_step() and injector.has("nan")
+
+
+def test_a_step_that_was_stopped_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ACTS, "stop", lambda fault: None)
+    with inject("stop:1@step=1", "nan@step=2") as injector:
+        assert injector.in_step() and not injector.in_step()
+        injector.step_ends()
         assert injector.in_step() and injector.has("nan")
 
 

@@ -75,9 +75,10 @@ def test_a_script_that_survives_its_faults(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     steps = steps_of(done)
     assert len(steps) == 12
-    assert steps[0, 2].seconds > 0.5
-    # 0.02 s of work become 0.1 s, also for the rank that waits.
-    assert all(steps[1, number].seconds > 0.09 for number in (3, 4))
+    # On the clocks of the victims: a busy machine may delay the other rank at the same time.
+    assert steps[1, 2].seconds > 0.6
+    # 0.02 s of work become 0.1 s; a sleep is shorter by what the one before was too long.
+    assert steps[0, 3].seconds + steps[0, 4].seconds > 0.19
     assert steps[0, 4].weights == steps[1, 4].weights
     assert sum(a != b for a, b in zip(steps[0, 5].weights, steps[1, 5].weights, strict=True)) == 1
     # The NaN of one rank reaches all through the mean gradient.

@@ -114,7 +114,7 @@ class Injector:
     def reduce_begins(self) -> None:
         """Sleep if this rank is slow; then the reduction of the gradients begins."""
         if self._factor > 1.0:
-            time.sleep(self._pace.extra(self._factor))
+            self._pace.sleep(self._factor)
         self._fire(self._schedule.in_phase("reduce"), f"during the reduction of {self._step_text}")
 
     def update_begins(self) -> None:
@@ -243,9 +243,10 @@ class Injector:
             self.reports.send(Occurred(planned.origin, self.rank, text))
 
     def _act(self, fault: Fault) -> None:
-        if fault.kind in ACTS:
-            # A script may catch the exception of `raise` and continue with another step.
+        if fault.kind == "raise":
+            # A script may catch the exception and continue with another step.
             self._in_step = False
+        if fault.kind in ACTS:
             ACTS[fault.kind](fault)
         elif fault.kind in self._handlers:
             self._handlers[fault.kind]()

@@ -8,10 +8,11 @@ A step's own time is what the rank computes itself, without waiting for others:
 own time:      this one                             the last one
 ```
 
-The sleep comes at the end of the compute part: (factor - 1) x own time.
+The sleep comes at the end of the compute part: (factor - 1) x own time. A busy machine wakes a
+process late; the next sleep is shorter by what the last one was too long.
 """
 
-from time import monotonic
+from time import monotonic, sleep
 
 
 class Pace:
@@ -21,16 +22,21 @@ class Pace:
         self._began: float | None = None
         self._update_began: float | None = None
         self._update = 0.0
+        self._overslept = 0.0
 
     def begin(self) -> None:
         """Record the start of the compute part."""
         self._began = monotonic()
 
-    def extra(self, factor: float) -> float:
-        """Return the seconds to sleep at the end of the compute part; 0 if its start is unknown."""
+    def sleep(self, factor: float) -> None:
+        """Sleep at the end of the compute part; not at all if its start is unknown."""
         if self._began is None:
-            return 0.0
-        return (factor - 1) * (monotonic() - self._began + self._update)
+            return
+        began = monotonic()
+        due = (factor - 1) * (began - self._began + self._update) - self._overslept
+        if due > 0:
+            sleep(due)
+        self._overslept = monotonic() - began - due
 
     def update_begins(self) -> None:
         """Record the start of the update."""

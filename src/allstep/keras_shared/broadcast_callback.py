@@ -12,6 +12,7 @@ The state of random generators (dropout) is not sent, so ranks draw different nu
 from collections.abc import Sequence
 from typing import Any
 
+from allstep import faults
 from allstep.keras_shared.before_training import is_built
 from allstep.keras_shared.collective_callbacks import Collective, Dialect
 
@@ -75,4 +76,6 @@ def broadcast_model(
     dialect.build_optimizer(optimizer, model.trainable_variables)
     local = {id(each) for each in local_variables}
     sent = [*model.weights, *dialect.optimizer_variables(optimizer)]
+    if faults.active is not None:
+        faults.active.in_phase("broadcast")
     dialect.broadcast([each for each in sent if id(each) not in local], root_rank)

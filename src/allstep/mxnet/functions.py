@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from allstep import faults
 from allstep.hvd import objects
 from allstep.hvd.handles import enqueue, synchronize
 from allstep.hvd.process_sets import global_process_set
@@ -68,6 +69,8 @@ def _broadcast_all(named: list[tuple[str, Any]], root_rank: int) -> None:
 
 def _broadcast_views(views: list[tuple[str, Tensor]], root_rank: int) -> None:
     """Start all broadcasts, then wait for them: their order may differ between ranks."""
+    if faults.active is not None:
+        faults.active.in_phase("broadcast")
     started = [
         enqueue(broadcasting(view, view, root_rank, name, global_process_set))
         for name, view in views

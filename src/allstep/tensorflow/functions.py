@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from torch import Tensor
 
+from allstep import faults
 from allstep.hvd import objects
 from allstep.hvd.handles import perform_group
 from allstep.hvd.process_sets import ProcessSet, global_process_set
@@ -136,6 +137,8 @@ def _values_of_root(
 
     def work(tensors: list[Tensor], name: str) -> Sequence[Tensor]:
         number = len(tensors)
+        if faults.active is not None:
+            faults.active.in_phase("broadcast")
         return perform_group(
             [
                 broadcasting(each, None, root_rank, f"{name}_{index}of{number}", process_set)

@@ -1,0 +1,83 @@
+"""Reports in the launcher's store: for the launcher, and for rank 0 of a training."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from allstep import faults, wire
+from allstep.faults import inject, launcher_records
+from allstep.faults.reports import Occurred, Reports
+from allstep.launch.cause import Failure, headline
+from allstep.wire import keys
+from allstep.world import places
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[wire.Server]:
+    token = wire.new_token()
+    with wire.Server(token, "127.0.0.1") as server:
+        monkeypatch.setenv("ALLSTEP_STORE", f"127.0.0.1:{server.port}")
+        monkeypatch.setenv("ALLSTEP_TOKEN", token)
+        yield server
+
+
+def test_the_launcher_reads_what_ranks_record(store: wire.Server) -> None:
+    first, second = places(["a", "a"])
+    with inject("nan@step=2", "kill@step=900", world=second) as injector:
+        injector.at_step(2)
+    with inject("flip@rank=0,step=1", world=first) as injector:
+        injector.at_step(1)
+    assert launcher_records.occurred(store) == [
+        Occurred("nan@step=2", 1, "rank 1 makes its loss NaN at step 2"),
+        Occurred("flip@rank=0,step=1", 0, "rank 0 flips one bit of its weights at step 1"),
+    ]
+    assert launcher_records.last_of(store, {1}) == "nan@step=2"
+    assert launcher_records.last_of(store, range(2)) == "flip@rank=0,step=1"
+    assert launcher_records.last_of(store, {2}) == ""
+    env = {faults.VARIABLE: "nan@step=2;kill@step=900;flip@step=1,rank=0"}
+    assert launcher_records.missing(store, env) == ["fault kill@step=900 did not occur"]
+
+
+def test_the_last_of_many_records_is_the_last(store: wire.Server) -> None:
+    reports = Reports(1)
+    for number in range(1, 12):
+        reports.send(Occurred(f"nan@step={number}", 1, "text"))
+    assert launcher_records.last_of(store, {1}) == "nan@step=11"
+
+
+def test_records_that_are_none_are_ignored(store: wire.Server) -> None:
+    store.set(keys.FAULTS, b"many")
+    store.set(keys.fault_record(1), b"{}")
+    assert launcher_records.occurred(store) == []
+
+
+def test_a_listener_gets_the_faults_of_other_ranks_once(store: wire.Server) -> None:
+    mine, other = Reports(0), Reports(1)
+    seen: list[Occurred] = []
+    before, after, own = (Occurred(f"kill@step={n}", n % 2, "text") for n in (1, 3, 2))
+    other.send(before)
+    mine.listen(seen.append)
+    mine.poll(now=True)
+    assert seen == [before]
+    mine.send(own)
+    other.send(after)
+    mine.poll(now=True)
+    mine.poll(now=True)
+    assert seen == [before, own, after]
+
+
+def test_a_store_that_is_lost_delays_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLSTEP_STORE", "127.0.0.1:1")
+    monkeypatch.setenv("ALLSTEP_TOKEN", wire.new_token())
+    monkeypatch.setattr("allstep.faults.reports._STORE_SECONDS", 0.05)
+    reports = Reports(0)
+    reports.send(Occurred("kill@step=1", 0, "text"))
+    assert reports.occurred == {"kill@step=1"} and reports.all_recorded() == []
+
+
+def test_the_failure_report_names_the_fault() -> None:
+    failure = Failure(1, "here", -9, 2.0, fault="kill@rank=1,step=3")
+    assert headline(failure, 2, 1) == (
+        "allstep run: rank 1 on here failed first of 2: killed by signal 9 (SIGKILL) (injected"
+        " fault: kill@rank=1,step=3), 2.0 s after the start; 1 other was stopped"
+    )
