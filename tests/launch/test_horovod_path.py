@@ -109,7 +109,7 @@ NAMES = """
     import importlib, warnings
     warnings.simplefilter("ignore")
     modules = {
-        "tensorflow": "mpi_ops functions compression elastic",
+        "tensorflow": "functions compression elastic gradient_aggregation sync_batch_norm",
         "tensorflow.keras": "callbacks elastic",
         "keras": "callbacks elastic",
         "mxnet": "mpi_ops functions compression",

@@ -114,8 +114,14 @@ def surface() -> None:
         importlib.import_module(f"allstep.tensorflow.{module}")
     sys.path.insert(0, str(FOLDER))
     named = importlib.import_module("horovod.tensorflow")
-    # Horovod's own tests, and scripts that copy from them, ask for the mode in these two ways.
+    # Other projects use these: GRACE and ElasticDL, and scripts that copy from Horovod's tests.
     assert named.util._executing_eagerly() and named._executing_eagerly()
+    assert named._allreduce is named.mpi_ops._allreduce
+    assert named._LegacyOptimizer is tensorflow.compat.v1.train.Optimizer
+    assert named.mpi_ops._basics.size is hvd.size
+    assert all(getattr(named.mpi_ops, name) is getattr(hvd, name) for name in NAMES.split())
+    aggregation = importlib.import_module("horovod.tensorflow.gradient_aggregation")
+    assert aggregation.LocalGradientAggregationHelper is hvd.LocalGradientAggregationHelper
     with tensorflow.Graph().as_default():
         assert not named.util._executing_eagerly()
 
