@@ -39,7 +39,7 @@ from allstep.launch.roster.actions import (
     StartWorker,
 )
 from allstep.launch.roster.elastic_policy import Policy
-from allstep.launch.roster.roster_events import Progress
+from allstep.launch.roster.roster_events import Progress, StartFailed
 from allstep.launch.run_events import Exited, LeaveHost
 from allstep.launch.run_state import RESUBMIT, HostRanks
 from allstep.wire import keys
@@ -159,6 +159,11 @@ class ElasticLauncher(Launcher):
     def _start_worker(self, action: StartWorker) -> None:
         worker = self.workers.add(action.worker, action.host)
         connection = self._connection_of(worker)
+        if connection.over:
+            self.workers.end(worker.number)
+            why = f"the connection to {worker.host} has ended"
+            self.run_state.report(StartFailed(self._moment(), worker.number, why))
+            return
         assert isinstance(connection.ranks, list)
         connection.ranks.append(worker.number)
         connection.link.send(self._order(connection, worker, action.slot))

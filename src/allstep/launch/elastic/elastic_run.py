@@ -17,6 +17,7 @@ from allstep.launch.roster.roster_events import (
     Progress,
     Ready,
     Standby,
+    StartFailed,
     WorkerExited,
 )
 from allstep.launch.run_events import (
@@ -84,8 +85,8 @@ class ElasticRun:
             case Signaled():
                 self.roster.take(HostsSignaled(event.at, event.number))
 
-    def report(self, event: Standby | Ready | Progress) -> None:
-        """Record what a worker has reported through the store."""
+    def report(self, event: Standby | Ready | Progress | StartFailed) -> None:
+        """Record what a worker has reported through the store, or that it cannot be started."""
         self.roster.take(event)
 
     def _link_ended(self, event: LinkEnded) -> None:
