@@ -1,7 +1,7 @@
 """The training loop, as it runs on each worker.
 
 ```
-for each batch:   step ── exchange (one small sum over the ranks) ── log ── evaluate ── save
+for each batch:   gradients ── one small sum over the ranks ── update ── log ── evaluate ── save
 at the end:       test, once; then evaluate a fixed sample of the training split
 stop request:     save after the step, or within an evaluation, which the resumed run then repeats
                   first
@@ -41,7 +41,7 @@ from allstep.train.score.evaluate import Interrupted, evaluate
 from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome, StepReport
 from allstep.train.step.noise import measure_noise
-from allstep.train.step.step import Clock, step
+from allstep.train.step.step import Clock, reduce_step, update_weights
 from allstep.train.watch.callback import Callback, Callbacks
 from allstep.train.watch.events import Evaluated, Result, Score
 from allstep.world import World
@@ -158,14 +158,16 @@ class _Run:
         job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
         if faults.active is not None:
             faults.active.at_step(progress.updates + 1, batch.samples)
-        mine = step(job.trainer, batch, after - progress.samples, self.clock)
+        mine = reduce_step(job.trainer, batch, after - progress.samples, self.clock)
         report = StepReport(mine, batch.weight, self.stopping.why is not None, error is not None)
         outcome = job.after_step.exchange(report)
         self.clock.lap("wait")
         if outcome.failed:
             agree.everyone(job.world, lambda: _raise(error))
+        # The commit: from here on no other rank is needed.
+        update_weights(job.trainer, batch.position, self.clock)
         self._note(outcome, batch)
-        progress.samples = after
+        progress.owes, progress.samples = progress.samples, after
         progress.updates += 1
         return outcome.stop
 
@@ -277,14 +279,16 @@ class _Run:
         started = time.perf_counter()
         if broken := first_not_finite(job.trainer.model):
             self._judge(job.watch.broken(broken, trained.loss), self._empty())
-        self.validation = self._validate()
+        validation, num_bad = self._validate(), self._num_bad()
+        # From here on no other rank is needed.
+        self.validation = validation
         self.clock.skip()
         self.stopping.note_cost(EVALUATION, time.perf_counter() - started)
-        is_best = progress.note(self.validation, job.trainer.task.metrics[0])
+        is_best = progress.note(validation, job.trainer.task.metrics[0])
         epoch = -(-progress.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
         evaluated = Evaluated(
-            epoch, progress.samples, trained, self.validation, seconds, is_best, self._num_bad()
+            epoch, progress.samples, trained, validation, seconds, is_best, num_bad
         )
         self.callbacks.evaluated(evaluated)
         return is_best

@@ -1,9 +1,13 @@
-"""The exchange of the ranks after a step: one small sum, together with the running statistics.
+"""The exchange of the ranks in a step: one small sum, together with the running statistics.
+
+It is the last collective of a step. The update of the weights follows it, so that all ranks update
+or none (D15).
 
 ```
 each rank    StepReport    tally of its share, stop request, whether its input failed, its samples
-all ranks    StepOutcome   tally of the whole batch, whether any rank stops or failed, samples of
-                           each rank
+                           and whether it was asked to leave its world
+all ranks    StepOutcome   tally of the whole batch, whether any rank stops, failed or leaves,
+                           samples of each rank
 ```
 
 The sum uses torch's default process group. Gradients and norms have process groups of their own, so
@@ -27,6 +31,8 @@ class StepReport:
     wants_stop: bool = False
     failed: bool = False
     """Whether this rank had no valid share, so that all ranks must end with its error."""
+    wants_change: bool = False
+    """Whether the launcher of an elastic run asked this rank to leave the world after the step."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class StepOutcome:
     """Whether any rank wants to stop."""
     failed: bool
     """Whether any rank failed."""
+    change: bool = False
+    """Whether any rank was asked to leave the world, so that all leave it after this step."""
     samples: tuple[float, ...] = ()
     """Samples of each rank; empty unless `AfterStep` has `by_rank`."""
 
@@ -54,12 +62,13 @@ class AfterStep:
     def exchange(self, report: StepReport) -> StepOutcome:
         """Make the running statistics equal on all ranks. Return the sum of all reports."""
         sums = report.tally.sums()
-        own = [*sums, report.wants_stop, report.failed, *self._own_samples(report.samples)]
+        flags = [report.wants_stop, report.failed, report.wants_change]
+        own = [*sums, *flags, *self._own_samples(report.samples)]
         total = self.statistics.average(report.samples, own)
-        count = len(sums)
-        stop, failed = (value > 0 for value in total[count : count + 2])
+        first, last = len(sums), len(sums) + len(flags)
+        tally = report.tally.with_sums(total[:first])
         return StepOutcome(
-            report.tally.with_sums(total[:count]), stop, failed, tuple(total[count + 2 :])
+            tally, *(value > 0 for value in total[first:last]), samples=tuple(total[last:])
         )
 
     def _own_samples(self, samples: int) -> list[int]:
