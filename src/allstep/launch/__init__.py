@@ -24,18 +24,21 @@ No torch and no numpy: imports only from layers below `comm`. Start with `run_st
 `launcher`.
 """
 
+from allstep.launch.elastic import ElasticLauncher
 from allstep.launch.function import run
 from allstep.launch.hosts.discovery import discover
 from allstep.launch.hosts.host_list import Host, assign, parse_hosts, read_hostfile
 from allstep.launch.hosts.ssh import parse_env_only
 from allstep.launch.job import Job
 from allstep.launch.launcher import RESUBMIT, Launcher
+from allstep.launch.roster import Policy
 
 __all__ = [
     "RESUBMIT",
     "Host",
     "Job",
     "Launcher",
+    "Policy",
     "assign",
     "discover",
     "launch",
@@ -52,13 +55,16 @@ def launch(
     *,
     foreground: bool = True,
     env: dict[str, str] | None = None,
+    policy: Policy | None = None,
 ) -> int:
     """Run `command` on `num_workers` workers of this machine; return the exit code of the run.
 
     foreground: rank 0 inherits this process's standard output, without a prefix, so that it writes
-    to the terminal itself (default). env: the environment of the workers (default: os.environ).
+    to the terminal itself (default); in an elastic run all workers do. env: the environment of the
+    workers (default: os.environ). policy: makes the run elastic.
     """
-    job = Job(command, [Host("localhost", num_workers)], foreground=foreground)
+    slots = num_workers if policy is None else policy.num_slots
+    job = Job(command, [Host("localhost", slots)], foreground=foreground)
     if env is not None:
         job = Job(command, job.hosts, env=env, foreground=foreground)
-    return Launcher(job).run()
+    return (Launcher(job) if policy is None else ElasticLauncher(job, policy)).run()

@@ -259,6 +259,17 @@ class ReplicatedOptimizer(Optimizer):
         """Drop a step in progress; shared weights and state become this rank's own."""
         self._detach_replicas()
 
+    def attach(self, key: str, size: int) -> None:
+        """Reduce with the `size` ranks of another world from the next step on.
+
+        A step in progress is dropped. `key` is as in `Replicas`. Not with shared weights.
+        """
+        self._detach_replicas()
+        self._replicas.key = key
+        self._reduces = size > 1
+        if self._reduces and not self._requires_update:
+            self._register_hooks()
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set how many backward passes make a step; passes counted so far are forgotten."""
         self._replicas.passes = passes

@@ -24,7 +24,7 @@ from typing import Any
 
 from allstep import wire
 from allstep.errors import WorldError
-from allstep.wire.keys import TICKET, ask_of, place_of, progress_of
+from allstep.wire.keys import JOINS, TICKET, WORKER, ask_of, place_of, progress_of
 from allstep.world import World, places
 
 _REPORT_SECONDS = 0.5
@@ -35,12 +35,13 @@ _WAIT_SECONDS = 7 * 86_400.0
 class Dismissed(SystemExit):
     """This worker is not in the next world, for `reason`. Uncaught, it ends the process.
 
-    The exit code is 0 if the worker is not needed any more, and 75 if the whole run stops.
+    The exit code is 0 if the worker is not needed any more, and 75 if the whole run stops. `saves`:
+    this worker, and no other one, saves its state before it exits.
     """
 
-    def __init__(self, reason: str, code: int) -> None:
+    def __init__(self, reason: str, code: int, saves: bool = False) -> None:
         super().__init__(code)
-        self.reason = reason
+        self.reason, self.saves = reason, saves
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,17 @@ class Place:
 
 
 class Membership:
-    """The membership of this process in an elastic run. `updates`: how many it has applied."""
+    """The membership of this process in an elastic run.
+
+    number: counts all workers of the run. joins_later: the first world had formed when this worker
+    was started. updates: how many it has applied; None if its state is not whole.
+    """
 
     def __init__(self, ticket: str) -> None:
         self.ticket = ticket
-        self.updates = 0
+        self.number = int(os.environ.get(WORKER, "0"))
+        self.joins_later = JOINS in os.environ
+        self.updates: int | None = 0
         self.place: Place | None = None
         self._num_asked = 0
         self._reported_at = -_REPORT_SECONDS
@@ -103,7 +110,7 @@ class Membership:
         except ConnectionError as error:
             raise WorldError(f"waiting for a place in the next world: {error}") from error
         if "dismissed" in reply:
-            raise Dismissed(reply["dismissed"], reply["code"])
+            raise Dismissed(reply["dismissed"], reply["code"], reply.get("saves", False))
         self.place = _read(reply)
         return self.place
 

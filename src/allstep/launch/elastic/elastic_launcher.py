@@ -15,6 +15,7 @@ generation: lines that it prints have the rank of its current place in front.
 import json
 import selectors
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from allstep import faults
@@ -144,7 +145,8 @@ class ElasticLauncher(Launcher):
                     self._answer(decision.worker, dismissed="it is not needed any more", code=0)
                 case SaveAndExit():
                     why = "the run stops" + ("; it saves the state" if decision.saves else "")
-                    self._answer(decision.worker, dismissed=why, code=RESUBMIT)
+                    saves = decision.saves
+                    self._answer(decision.worker, dismissed=why, code=RESUBMIT, saves=saves)
                 case ForwardSignal():
                     self._send(Signal(decision.number))
                 case LeaveHost():
@@ -180,12 +182,17 @@ class ElasticLauncher(Launcher):
             **world.to_env(),
             **world.to_horovod_env(),
             keys.TICKET: worker.ticket,
+            keys.WORKER: str(worker.number),
             "HOROVOD_ELASTIC": "1",
         }
+        if self.run_state.roster.plan is not None:
+            env[keys.JOINS] = "1"
         if left := self._faults_left():
             env[faults.VARIABLE] = left
         started = [WorkerOrder(worker.number, env)]
-        return orders.order(connection, orders.addresses(), started, leaves_nothing=True)
+        order = orders.order(connection, orders.addresses(), started, leaves_nothing=True)
+        # Any worker may become rank 0 and then writes to the terminal.
+        return order if order.foreground is None else replace(order, foreground=worker.number)
 
     def _publish(self, plan: Plan) -> None:
         """Send each member its place, and forget the keys of the generation before."""
@@ -209,7 +216,8 @@ class ElasticLauncher(Launcher):
                 behind=[ranks[each] for each in plan.behind],
                 reason=plan.reason,
             )
-        if plan.generation:
+        # `allstep train` prints a line of its own, after the first step.
+        if plan.generation and not self.job.foreground:
             self.output.notify(_line(plan, [self.workers[each].host for each in plan.members]))
 
     def _answer(self, number: int, **reply: Any) -> None:

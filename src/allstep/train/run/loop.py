@@ -30,13 +30,16 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.health.compare_weights import Fingerprint
 from allstep.train.health.divergence import Diverged, Spike, explain
 from allstep.train.health.stop_request import EVALUATION, Stopping
+from allstep.train.run.changes import Changes, LeaveWorld
 from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
+from allstep.train.run.duties import Duties
 from allstep.train.run.finish import chosen_model, training_score
+from allstep.train.run.job import Job
 from allstep.train.run.opening_event import opening
 from allstep.train.run.progress import Paused, crossed
 from allstep.train.run.progress_event import finite, progress_event
-from allstep.train.run.setup import Job, make_job
+from allstep.train.run.setup import make_job
 from allstep.train.score.evaluate import Interrupted, evaluate
 from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome, StepReport
@@ -75,28 +78,84 @@ def train(
         job = make_job(config.resolved(world.size), world, out, snapshot)
         callback = Callbacks(callbacks)
         callback.start(opening(job, with_flop=bool(callbacks)))
-        run = _Run(job, callback, stopping)
+        run = Run(job, callback, stopping)
         try:
             result = run.go()
         finally:
-            run.checkpoints.close()
+            run.close()
     if isinstance(result, Result):
         callback.end(result)
     return result
 
 
-class _Run:
-    """The execution of a job: its steps, evaluations and checkpoints."""
+class Run:
+    """The execution of a job: its steps, evaluations and checkpoints.
 
-    def __init__(self, job: Job, callbacks: Callback, stopping: Stopping) -> None:
+    In an elastic run, `changes` and `duties` are those of this worker. When a step fails there,
+    `interrupt` undoes it, and `enter` and `go` continue in the next world.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        callbacks: Callback,
+        stopping: Stopping,
+        changes: Changes | None = None,
+        duties: Duties | None = None,
+    ) -> None:
         self.job, self.callbacks, self.stopping = job, callbacks, stopping
-        self.clock, self.since_log = Clock(), job.trainer.task.tally()
+        self.changes, self.duties = changes, duties
         self.checkpoints = Checkpoints(job, callbacks, stopping)
-        self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
-        self.validation: Score | None = None
         self.first_sample = job.progress.samples
         self.training_seconds = self.seconds_since_evaluation = 0.0
         self.aside = {"saving": 0.0, "telling": 0.0}
+        self._start_world()
+
+    def _start_world(self) -> None:
+        job = self.job
+        self.clock, self.since_log = Clock(), job.trainer.task.tally()
+        self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
+        # Of this world: a rank that joins has none, and all ranks must evaluate together.
+        self.validation: Score | None = None
+        self.has_stepped = False
+        self._taken: Generator[Batch] | None = None
+
+    # Worlds of an elastic run
+
+    @property
+    def commits(self) -> int:
+        """The number of whole changes of the state: updates, and what is due after each."""
+        progress = self.job.progress
+        return 2 * progress.updates + (progress.owes is None)
+
+    def interrupt(self) -> None:
+        """Undo the step in progress: the state is that of the last commit."""
+        job, progress = self.job, self.job.progress
+        job.after_step.statistics.restore()
+        if self._taken is not None:
+            self._taken.close()
+        # An evaluation needs the other ranks, the rest does not.
+        if progress.owes is not None and not self._evaluates(progress.owes):
+            self._settle(progress.owes)
+        self.training_seconds += sum(self.clock.seconds.values())
+
+    def enter(self) -> None:
+        """Continue in the world in which the job has been placed."""
+        self._start_world()
+        self.checkpoints.enter()
+
+    def save_alone(self, why: str) -> None:
+        """Save the state without the other ranks, before this worker ends."""
+        progress, total = self.job.progress, self.job.total
+        self.checkpoints.save_alone()
+        self.callbacks.event(
+            f"stopped and saved after {progress.samples} of {total} samples: {why}",
+            samples=progress.samples,
+        )
+
+    def close(self) -> None:
+        """Wait until all checkpoints are written."""
+        self.checkpoints.close()
 
     # Training
 
@@ -112,19 +171,22 @@ class _Run:
 
     def _train(self) -> str:
         """Run all steps. Return the reason for ending, or "" if asked to stop."""
-        progress, batches = self.job.progress, self._batches()
+        progress, self._taken = self.job.progress, self._batches()
+        batches = self._taken
         self.clock.restart()
         if progress.owes is not None:
             self._settle(progress.owes)
         while not (why := self._over()):
             before, begun = progress.samples, time.perf_counter()
-            stop = self._step(batches)
+            outcome = self._step(batches)
             # The first step includes one-off set-up.
-            if before != self.first_sample:
+            if self.has_stepped:
                 self.stopping.note_cost("step", time.perf_counter() - begun)
             self._after_step(before)
-            if stop:
+            if outcome.stop:
                 return ""
+            if outcome.change and not self._over():
+                raise LeaveWorld
         batches.close()
         self.fingerprint.finish()
         self.checkpoints.finish(f"the run is over after {progress.samples} samples ({why})")
@@ -150,8 +212,8 @@ class _Run:
         job.loaders["train"].batch = job.progress.batch
         yield from job.loaders["train"].batches(job.progress.samples, job.total)
 
-    def _step(self, batches: Iterator[Batch]) -> bool:
-        """Run one update and exchange its outcome with all ranks. Return whether to stop."""
+    def _step(self, batches: Iterator[Batch]) -> StepOutcome:
+        """Run one update and return its outcome on all ranks."""
         job, progress = self.job, self.job.progress
         batch, error = self._take(batches)
         after = min(progress.samples + progress.batch, self._epoch_end(progress.samples))
@@ -159,7 +221,10 @@ class _Run:
         if faults.active is not None:
             faults.active.at_step(progress.updates + 1, batch.samples)
         mine = reduce_step(job.trainer, batch, after - progress.samples, self.clock)
-        report = StepReport(mine, batch.weight, self.stopping.why is not None, error is not None)
+        asked = self.changes is not None and self.changes.is_asked
+        report = StepReport(
+            mine, batch.weight, self.stopping.why is not None, error is not None, asked
+        )
         outcome = job.after_step.exchange(report)
         self.clock.lap("wait")
         if outcome.failed:
@@ -169,7 +234,7 @@ class _Run:
         self._note(outcome, batch)
         progress.owes, progress.samples = progress.samples, after
         progress.updates += 1
-        return outcome.stop
+        return outcome
 
     def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
         """Return the next share and None; or an empty share and the error if it is invalid.
@@ -222,6 +287,8 @@ class _Run:
 
     def _after_step(self, before: int) -> None:
         job, progress = self.job, self.job.progress
+        self.has_stepped = True
+        self._note_world()
         if progress.updates % _COMPARE_EVERY == 0:
             self.fingerprint.start(progress.updates)
         elif progress.updates % _COMPARE_EVERY == 1:
@@ -232,6 +299,15 @@ class _Run:
         with self._aside("telling"):
             self.checkpoints.report()
         self.clock.lap("update")
+
+    def _note_world(self) -> None:
+        """Report the first step of a new world of an elastic run."""
+        if self.changes is not None:
+            if (change := self.changes.note_step(self.commits)) is not None:
+                text, figures = change
+                self.callbacks.event(text, samples=self.job.progress.samples, **figures)
+            if self.duties is not None:
+                self.duties.remind()
 
     def _evaluates(self, before: int) -> bool:
         job, samples = self.job, self.job.progress.samples

@@ -66,10 +66,9 @@ class AfterStep:
         own = [*sums, *flags, *self._own_samples(report.samples)]
         total = self.statistics.average(report.samples, own)
         first, last = len(sums), len(sums) + len(flags)
+        stop, failed, change = (value > 0 for value in total[first:last])
         tally = report.tally.with_sums(total[:first])
-        return StepOutcome(
-            tally, *(value > 0 for value in total[first:last]), samples=tuple(total[last:])
-        )
+        return StepOutcome(tally, stop, failed, change, tuple(total[last:]))
 
     def _own_samples(self, samples: int) -> list[int]:
         """Return a value per rank, zero except for this rank's, so that the sum has all ranks'."""

@@ -141,8 +141,26 @@ _MAKERS: dict[str, Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer
 }
 
 
-def shares_weights(config: RunConfig, world: World, model: nn.Module, device: torch.device) -> bool:
-    """Return whether the workers of a host share one copy of the weights."""
+def shares_weights(
+    config: RunConfig,
+    world: World,
+    model: nn.Module,
+    device: torch.device,
+    is_elastic: bool = False,
+) -> bool:
+    """Return whether the workers of a host share one copy of the weights.
+
+    Not in an elastic run: a worker that is lost during its update would leave weights that are
+    neither old nor new.
+    """
+    if is_elastic:
+        if config.share_weights is True:
+            raise ConfigError(
+                "share_weights=true in an elastic run: a worker that is lost during its update"
+                " would leave a part of the shared weights updated; remove it, or train without"
+                " --min-workers"
+            )
+        return False
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
             "share_weights=true and precision=float16 exclude each other: float16 needs whole"
@@ -177,7 +195,7 @@ def distribute(
     replicas = Replicas(
         named,
         lambda: group_for("gradients"),
-        f"train/{next(_NUMBERS)}",
+        f"train/{next(_NUMBERS)}" if world.generation == 0 else f"train/{world.generation}",
         Rule(densify=True),
         num_micro_batches,
         overlap=False if share else None,
@@ -185,6 +203,13 @@ def distribute(
     made = replicate(optimizer, replicas, world.size, share_weights=share)
     at_shutdown(made.close)
     return made
+
+
+def attach(optimizer: ReplicatedOptimizer, world: World) -> None:
+    """Let a distributed optimizer reduce over the ranks of another world of an elastic run."""
+    # Not counted, because a worker that joins has made fewer optimizers than the others.
+    optimizer.attach(f"train/generation {world.generation}", world.size)
+    at_shutdown(optimizer.close)
 
 
 def make_noise(config: ResolvedConfig) -> Callable[[int], float] | None:

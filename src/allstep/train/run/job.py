@@ -1,0 +1,110 @@
+"""The components of a run on one rank, and their place in a world.
+
+```
+lasts                          depends on the world: `place`
+model, optimizer, EMA          over which ranks gradients are reduced
+progress, loss watch, growth   number of micro-batches of a rank
+data, loaders' workers         share of each batch, batch of an evaluation
+precision, execution           rank and size of the step; the sum after it
+```
+
+A run starts in a world and resumes in another one, perhaps of another size. In an elastic run the
+world changes while the job stays in memory. All three call `place`, so that the same position in
+the same world computes the same bits (D15).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from allstep.data import Loader
+from allstep.optim import RunningNoiseScale
+from allstep.train.config.run_config import ResolvedConfig
+from allstep.train.health.divergence import LossWatch
+from allstep.train.input.loaders import place_loaders
+from allstep.train.input.splits import Splits
+from allstep.train.run.progress import RunProgress
+from allstep.train.step import build
+from allstep.train.step.after_step import AfterStep
+from allstep.train.step.batch_growth import Growth
+from allstep.train.step.ema import Average
+from allstep.train.step.running_statistics import RunningStatistics
+from allstep.train.step.step import Trainer
+from allstep.world import World
+
+
+@dataclass
+class Job:
+    """The components of a run on this rank; `place` adds `after_step`."""
+
+    config: ResolvedConfig
+    world: World
+    out: Path
+    splits: Splits
+    loaders: Mapping[str, Loader]
+    trainer: Trainer
+    progress: RunProgress
+    growth: Growth
+    watch: LossWatch
+    ema: Average | None = None
+    noise: RunningNoiseScale | None = None
+    shares_weights: bool = False
+    is_elastic: bool = False
+    """Whether a step may fail and be repeated in another world."""
+    execution: str = "plain"
+    notes: list[str] = field(default_factory=list)
+    after_step: AfterStep = field(init=False)
+
+    @property
+    def total(self) -> int:
+        """Samples of the whole run."""
+        return self.config.num_epochs * self.num_train
+
+    @property
+    def num_train(self) -> int:
+        """Samples of an epoch."""
+        return self.loaders["train"].num_samples
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The model that is evaluated: that of the EMA if there is one, else the trained one."""
+        return self.trainer.model if self.ema is None else self.ema.model
+
+    def set_num_micro_batches(self, num_micro_batches: int) -> None:
+        """Set the number of micro-batches in which a worker computes its share."""
+        self.trainer.num_micro_batches = num_micro_batches
+        self.trainer.optimizer.set_backward_passes_per_step(num_micro_batches)
+
+
+def measures_noise(config: ResolvedConfig) -> bool:
+    """Return whether the run measures the gradient noise scale."""
+    return config.noise_scale or config.growth.by_noise
+
+
+def place(job: Job, world: World) -> None:
+    """Give a job its place in `world`: set everything that depends on rank and size.
+
+    The threads of this process are set by `comm.init`. A step in progress is dropped.
+    """
+    config, trainer = job.config, job.trainer
+    place_loaders(job.loaders, config, job.splits, world)
+    trainer.rank, trainer.size = world.rank, world.size
+    # A single worker estimates the noise scale from a micro-batch, several from their shares.
+    trainer.measures_first_micro_batch = measures_noise(config) and world.size == 1
+    if world is not job.world:
+        build.attach(trainer.optimizer, world)
+        job.world = world
+    job.set_num_micro_batches(_num_micro_batches(job))
+    job.after_step = AfterStep(
+        RunningStatistics(trainer.model, job.is_elastic), world, measures_noise(config)
+    )
+
+
+def _num_micro_batches(job: Job) -> int:
+    """Return the number of micro-batches for the present batch, which may have grown."""
+    base, batch = job.config.accumulation, job.progress.batch
+    if batch == job.config.batch:
+        return base
+    return job.growth.num_micro_batches(batch, job.world.size, base)
