@@ -271,9 +271,8 @@ def _start(request: "TrainRequest", workers: int | None, elastic: ElasticOptions
         num_workers = workers or default_num_workers(prepared.config)
         policy = elastic.policy(num_workers)
         check(prepared, num_workers)
-        faults.check(
-            os.environ.get(faults.VARIABLE, ""), policy.num_slots if policy else num_workers
-        )
+        most = num_workers if policy is None else policy.num_slots
+        faults.check(os.environ.get(faults.VARIABLE, ""), most)
     except DataError:
         # A run that has ended does not need its data.
         if request.resume and request.out is not None and has_ended(request.out):

@@ -35,6 +35,7 @@ from allstep.launch.roster import Policy
 
 __all__ = [
     "RESUBMIT",
+    "ElasticLauncher",
     "Host",
     "Job",
     "Launcher",

@@ -31,7 +31,7 @@ from allstep.train.checkpoint.restore import (
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.health.divergence import LossWatch
 from allstep.train.precision.precision import Precision
-from allstep.train.run.job import Job
+from allstep.train.run.placed_job import Job
 from allstep.train.run.progress import RunProgress
 from allstep.train.step.execution import applied
 

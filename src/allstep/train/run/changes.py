@@ -62,6 +62,8 @@ class _Change:
     formed_at: float = 0.0
     lost: int = 0
     joined: int = 0
+    position: int = 0
+    size: int = 0
 
 
 class Changes:
@@ -112,6 +114,8 @@ class Changes:
             formed_at=now,
             lost=gone,
             joined=len(place.new),
+            position=samples,
+            size=size,
         )
 
     def note_step(self, commits: int) -> tuple[str, dict[str, Any]] | None:
@@ -133,7 +137,14 @@ class Changes:
         )
         parts = {"noticed": change.noticed, "formed": change.formed, "first_step": first}
         seconds = ", ".join(f"{name.replace('_', ' ')} {each:.2f}" for name, each in parts.items())
-        figures = {"lost": change.lost, "joined": change.joined, "gap": gap, **parts}
+        figures = {
+            "position": change.position,
+            "workers": change.size,
+            "lost": change.lost,
+            "joined": change.joined,
+            "gap": gap,
+            **parts,
+        }
         return f"{change.text} after {gap:.2f} s without a step ({seconds})", figures
 
     def _ask(self, kind: str) -> None:

@@ -26,7 +26,7 @@ from allstep.train.checkpoint.saver import Saved, Saver, first_not_finite
 from allstep.train.health.checkpoint_state import check_resumed
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.capture import capture
-from allstep.train.run.job import Job
+from allstep.train.run.placed_job import Job
 from allstep.train.watch.callback import Callback
 
 

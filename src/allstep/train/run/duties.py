@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from allstep import faults, runlog
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError, UserError
 from allstep.runlog import RunLog
@@ -51,7 +52,11 @@ class Duties:
     def open(self, folder: Path) -> None:
         """Open the record, TensorBoard's file and the display. Raise ConfigError if that fails."""
         self.callbacks.callbacks = _callbacks(folder)
-        self._recorded.enter_context(recorded(self.callbacks.callbacks))
+        known: set[str] = set()
+        if faults.active is not None:
+            # Of a lost rank 0 that this process succeeds.
+            known = {str(event.get("text")) for event in runlog.read(folder / RECORD).events}
+        self._recorded.enter_context(recorded(self.callbacks.callbacks, known))
 
     def take_over(self, folder: Path, opening: Opening) -> None:
         """Continue the duties of a rank 0 that is lost."""

@@ -34,9 +34,9 @@ from allstep.train.health.stop_request import Stopping
 from allstep.train.run.capture import capture, load
 from allstep.train.run.changes import Changes, LeaveWorld, Totals
 from allstep.train.run.duties import Duties
-from allstep.train.run.job import Job, place
-from allstep.train.run.loop import Run
+from allstep.train.run.elastic_loop import ElasticLoop
 from allstep.train.run.opening_event import opening
+from allstep.train.run.placed_job import Job, place
 from allstep.train.run.progress import Paused
 from allstep.train.run.setup import make_job
 from allstep.train.watch.events import Result
@@ -81,7 +81,7 @@ class Generations:
         self._member, self._duties, self._stopping = member, duties, stopping
         self._start, self._standby = start, standby
         self._changes = Changes()
-        self._run: Run | None = None
+        self._run: ElasticLoop | None = None
         self._num_fruitless = 0
 
     def go(self, world: World) -> Result | Paused | None:
@@ -95,7 +95,7 @@ class Generations:
             except LeaveWorld:
                 world = self._next(world)
 
-    def _finish(self, run: Run) -> Result | Paused:
+    def _finish(self, run: ElasticLoop) -> Result | Paused:
         """Run to the end, and leave only when rank 0 has recorded it."""
         result = run.go()
         if isinstance(result, Result):
@@ -175,8 +175,8 @@ class Generations:
         opened = opening(job, with_flop=self._duties.are_taken)
         self._duties.callbacks.start(opened)
 
-    def _make_run(self, job: Job) -> Run:
-        return Run(job, self._duties.callbacks, self._stopping, self._changes, self._duties)
+    def _make_run(self, job: Job) -> ElasticLoop:
+        return ElasticLoop(job, self._stopping, self._changes, self._duties)
 
     def _synchronize(self, world: World, source: int, needs_state: bool) -> Job:
         """Broadcast the state of the rank `source`; load it if this rank needs it."""
@@ -205,7 +205,7 @@ class Generations:
                 return job
         return make_job(facts.config, World.alone(), facts.out, worker=self._member.number)
 
-    def _pass_duties(self, run: Run, of_rank_0: _Standing) -> None:
+    def _pass_duties(self, run: ElasticLoop, of_rank_0: _Standing) -> None:
         """Let the new rank 0 take over the duties, if another worker had them."""
         if run.job.world.rank != 0 and self._duties.are_taken:
             self._duties.close()

@@ -30,13 +30,11 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.health.compare_weights import Fingerprint
 from allstep.train.health.divergence import Diverged, Spike, explain
 from allstep.train.health.stop_request import EVALUATION, Stopping
-from allstep.train.run.changes import Changes, LeaveWorld
 from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
-from allstep.train.run.duties import Duties
 from allstep.train.run.finish import chosen_model, training_score
-from allstep.train.run.job import Job
 from allstep.train.run.opening_event import opening
+from allstep.train.run.placed_job import Job
 from allstep.train.run.progress import Paused, crossed
 from allstep.train.run.progress_event import finite, progress_event
 from allstep.train.run.setup import make_job
@@ -82,101 +80,51 @@ def train(
         try:
             result = run.go()
         finally:
-            run.close()
+            run.checkpoints.close()
     if isinstance(result, Result):
         callback.end(result)
     return result
 
 
 class Run:
-    """The execution of a job: its steps, evaluations and checkpoints.
+    """The execution of a job: its steps, evaluations and checkpoints."""
 
-    In an elastic run, `changes` and `duties` are those of this worker. When a step fails there,
-    `interrupt` undoes it, and `enter` and `go` continue in the next world.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        callbacks: Callback,
-        stopping: Stopping,
-        changes: Changes | None = None,
-        duties: Duties | None = None,
-    ) -> None:
+    def __init__(self, job: Job, callbacks: Callback, stopping: Stopping) -> None:
         self.job, self.callbacks, self.stopping = job, callbacks, stopping
-        self.changes, self.duties = changes, duties
         self.checkpoints = Checkpoints(job, callbacks, stopping)
-        self.first_sample = job.progress.samples
+        self.started, self.first_sample = time.perf_counter(), job.progress.samples
         self.training_seconds = self.seconds_since_evaluation = 0.0
         self.aside = {"saving": 0.0, "telling": 0.0}
         self._start_world()
 
     def _start_world(self) -> None:
+        """Set what belongs to one world; an elastic run calls it again in each further one."""
         job = self.job
         self.clock, self.since_log = Clock(), job.trainer.task.tally()
         self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
-        # Of this world: a rank that joins has none, and all ranks must evaluate together.
+        # A rank that joins has none, and all ranks must evaluate together.
         self.validation: Score | None = None
         self.has_stepped = False
-        self._taken: Generator[Batch] | None = None
-
-    # Worlds of an elastic run
-
-    @property
-    def commits(self) -> int:
-        """The number of whole changes of the state: updates, and what is due after each."""
-        progress = self.job.progress
-        return 2 * progress.updates + (progress.owes is None)
-
-    def interrupt(self) -> None:
-        """Undo the step in progress: the state is that of the last commit."""
-        job, progress = self.job, self.job.progress
-        job.after_step.statistics.restore()
-        if self._taken is not None:
-            self._taken.close()
-        # An evaluation needs the other ranks, the rest does not.
-        if progress.owes is not None and not self._evaluates(progress.owes):
-            self._settle(progress.owes)
-        self.training_seconds += sum(self.clock.seconds.values())
-
-    def enter(self) -> None:
-        """Continue in the world in which the job has been placed."""
-        self._start_world()
-        self.checkpoints.enter()
-
-    def save_alone(self, why: str) -> None:
-        """Save the state without the other ranks, before this worker ends."""
-        progress, total = self.job.progress, self.job.total
-        self.checkpoints.save_alone()
-        self.callbacks.event(
-            f"stopped and saved after {progress.samples} of {total} samples: {why}",
-            samples=progress.samples,
-        )
-
-    def close(self) -> None:
-        """Wait until all checkpoints are written."""
-        self.checkpoints.close()
+        self.batches = self._batches()
 
     # Training
 
     def go(self) -> Result | Paused:
         """Run to the end, or until a rank is asked to stop."""
-        started = time.perf_counter()
         try:
             if not (why := self._train()):
                 return self._pause()
-            return self._result(started, why)
+            return self._result(why)
         except Interrupted:
             return self._pause()
 
     def _train(self) -> str:
         """Run all steps. Return the reason for ending, or "" if asked to stop."""
-        progress, self._taken = self.job.progress, self._batches()
-        batches = self._taken
+        progress, batches = self.job.progress, self.batches
         self.clock.restart()
         if progress.owes is not None:
             self._settle(progress.owes)
-        while not (why := self._over()):
+        while not (why := self.job.why_over()):
             before, begun = progress.samples, time.perf_counter()
             outcome = self._step(batches)
             # The first step includes one-off set-up.
@@ -185,27 +133,12 @@ class Run:
             self._after_step(before)
             if outcome.stop:
                 return ""
-            if outcome.change and not self._over():
-                raise LeaveWorld
+            if outcome.change and not self.job.why_over():
+                self._leave_world()
         batches.close()
         self.fingerprint.finish()
         self.checkpoints.finish(f"the run is over after {progress.samples} samples ({why})")
         return why
-
-    def _over(self) -> str:
-        """Return the reason why there is no further step; "" if there is one."""
-        job, section, best = self.job, self.job.config.evaluation, self.job.progress.best
-        metric = job.trainer.task.metrics[0]
-        if job.progress.samples >= job.total:
-            return "all epochs are done"
-        if section.patience is not None and job.progress.worse >= section.patience:
-            return (
-                f"no better validation {metric.name} in {job.progress.worse} evaluations"
-                " (evaluation.patience)"
-            )
-        if section.stop_at is not None and best and metric.reaches(best, section.stop_at):
-            return f"the validation {metric.name} is {metric.of(best):.2%} (evaluation.stop_at)"
-        return ""
 
     def _batches(self) -> Generator[Batch]:
         job = self.job
@@ -216,15 +149,13 @@ class Run:
         """Run one update and return its outcome on all ranks."""
         job, progress = self.job, self.job.progress
         batch, error = self._take(batches)
-        after = min(progress.samples + progress.batch, self._epoch_end(progress.samples))
+        after = min(progress.samples + progress.batch, job.epoch_end(progress.samples))
         job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
         if faults.active is not None:
             faults.active.at_step(progress.updates + 1, batch.samples)
         mine = reduce_step(job.trainer, batch, after - progress.samples, self.clock)
-        asked = self.changes is not None and self.changes.is_asked
-        report = StepReport(
-            mine, batch.weight, self.stopping.why is not None, error is not None, asked
-        )
+        stops, failed = self.stopping.why is not None, error is not None
+        report = StepReport(mine, batch.weight, stops, failed, self._must_leave_world())
         outcome = job.after_step.exchange(report)
         self.clock.lap("wait")
         if outcome.failed:
@@ -253,9 +184,6 @@ class Run:
         samples, position = self.job.progress.samples, self.job.progress.samples
         none = torch.zeros(0, dtype=torch.int64)
         return Batch(nothing, none, none.numpy(), 0, samples // self.job.num_train, position, {})
-
-    def _epoch_end(self, position: int) -> int:
-        return (position // self.job.num_train + 1) * self.job.num_train
 
     def _note(self, outcome: StepOutcome, batch: Batch) -> None:
         """Add the step of all ranks to the sums, the loss watch, the noise scale and the EMA."""
@@ -301,13 +229,14 @@ class Run:
         self.clock.lap("update")
 
     def _note_world(self) -> None:
-        """Report the first step of a new world of an elastic run."""
-        if self.changes is not None:
-            if (change := self.changes.note_step(self.commits)) is not None:
-                text, figures = change
-                self.callbacks.event(text, samples=self.job.progress.samples, **figures)
-            if self.duties is not None:
-                self.duties.remind()
+        """Called after each update, for elastic runs."""
+
+    def _must_leave_world(self) -> bool:
+        """Return whether the launcher asked this rank to leave its world, in an elastic run."""
+        return False
+
+    def _leave_world(self) -> None:
+        """Called after a step if any rank must leave the world."""
 
     def _evaluates(self, before: int) -> bool:
         job, samples = self.job, self.job.progress.samples
@@ -429,7 +358,7 @@ class Run:
 
     # The end
 
-    def _result(self, started: float, why: str) -> Result:
+    def _result(self, why: str) -> Result:
         job, progress = self.job, self.job.progress
         # The run was resumed after its last step.
         if self.validation is None:
@@ -445,7 +374,7 @@ class Run:
             )
         trained = progress.samples - self.first_sample
         speed = trained / self.training_seconds if trained else 0.0
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - self.started
         return Result(
             test=test,
             validation=self.validation,

@@ -36,7 +36,7 @@ from allstep.train.input.classes import check_same_classes
 from allstep.train.input.splits import Splits, make_loaders, make_to_input, measure, open_splits
 from allstep.train.precision.casting import cast
 from allstep.train.precision.precision import Precision, dtype_of_weights
-from allstep.train.run.job import Job, measures_noise, place
+from allstep.train.run.placed_job import Job, measures_noise, place
 from allstep.train.run.progress import RunProgress
 from allstep.train.score.evaluate import ToInput
 from allstep.train.step import build

@@ -12,7 +12,7 @@ import torch
 
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder.claim import as_begun
-from allstep.train.run.job import Job
+from allstep.train.run.placed_job import Job
 from allstep.train.run.prepare import prepare
 from allstep.train.run.setup import make_job
 from allstep.train.run.train_request import TrainRequest

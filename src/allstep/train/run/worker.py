@@ -32,8 +32,8 @@ from allstep.train.health.checkpoint_state import check_batch, check_optimizer, 
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.duties import Duties
 from allstep.train.run.generations import Generations
-from allstep.train.run.job import Job
 from allstep.train.run.loop import train
+from allstep.train.run.placed_job import Job
 from allstep.train.run.prepare import prepare
 from allstep.train.run.progress import Paused
 from allstep.train.run.setup import make_job

@@ -72,6 +72,25 @@ class Job:
         """The model that is evaluated: that of the EMA if there is one, else the trained one."""
         return self.trainer.model if self.ema is None else self.ema.model
 
+    def epoch_end(self, position: int) -> int:
+        """Return the position at which the epoch of `position` ends."""
+        return (position // self.num_train + 1) * self.num_train
+
+    def why_over(self) -> str:
+        """Return the reason why there is no further step; "" if there is one."""
+        section, best = self.config.evaluation, self.progress.best
+        metric = self.trainer.task.metrics[0]
+        if self.progress.samples >= self.total:
+            return "all epochs are done"
+        if section.patience is not None and self.progress.worse >= section.patience:
+            return (
+                f"no better validation {metric.name} in {self.progress.worse} evaluations"
+                " (evaluation.patience)"
+            )
+        if section.stop_at is not None and best and metric.reaches(best, section.stop_at):
+            return f"the validation {metric.name} is {metric.of(best):.2%} (evaluation.stop_at)"
+        return ""
+
     def set_num_micro_batches(self, num_micro_batches: int) -> None:
         """Set the number of micro-batches in which a worker computes its share."""
         self.trainer.num_micro_batches = num_micro_batches
