@@ -90,7 +90,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.workers: dict[int, Worker] = {}
         self.running: set[int] = set()
-        self.leaves_nothing = False
+        self.is_elastic = False
         # Rank and exit code of ended workers that have not been reported.
         self._ended: list[tuple[int, int]] = []
         self.done = False
@@ -208,7 +208,7 @@ class Agent:
     def _on_start(self, message: Start) -> None:
         """Start the workers; send a `Problem` if that fails."""
         self.lost_seconds, self.beat_seconds = message.lost, message.beat
-        self.leaves_nothing = message.leaves_nothing
+        self.is_elastic = message.is_elastic
         try:
             common = self._prepare(message)
             for worker in message.workers:
@@ -294,7 +294,7 @@ class Agent:
         worker = self.workers[rank]
         self.selector.unregister(worker.life)
         code = worker.process.wait()
-        if self.leaves_nothing:
+        if self.is_elastic:
             self._signal_one(rank, signal.SIGKILL)
         for stream in self.streams:
             if stream.rank == rank:
@@ -359,7 +359,8 @@ def _interface_variable(name: str, message: Start, env: dict[str, str]) -> dict[
     """
     if message.iface:
         return {name: message.iface}
-    if name in env:
+    # The ranks of an elastic run choose it in each world: hosts may join that are not known yet.
+    if name in env or message.is_elastic:
         return {}
     if not message.peers:
         return {name: "lo"} if name.startswith("GLOO") else {}
