@@ -54,11 +54,11 @@ Partition = Literal["share", "whole"]
 Weights = tuple[int, ...]
 """One positive number per rank: the parts of a global batch that the ranks have."""
 
+MAX_WEIGHT = 1 << 20
+"""Largest weight of a share; its product with a number of samples has 64 bits."""
 # Rounds of the Feistel network. Even, so that both halves end with their initial widths. 4 suffice
 # in theory; halves of few bits need 8.
 _ROUNDS = 8
-# Largest weight, so that the product with a number of samples has 64 bits.
-_MAX_WEIGHT = 1 << 20
 # Batches whose sample numbers are computed together: for a small share, the overhead of a numpy
 # call exceeds the arithmetic.
 _BATCHES_PER_CALL = 32
@@ -197,10 +197,10 @@ def lengths(count: int, weights: Weights) -> list[int]:
 def check_weights(weights: Sequence[int], size: int) -> Weights:
     """Return the weights of `size` ranks. Raise ConfigError unless each rank has a valid one."""
     whole = all(isinstance(each, int | np.integer) and each is not True for each in weights)
-    if not whole or len(weights) != size or not all(0 < each <= _MAX_WEIGHT for each in weights):
+    if not whole or len(weights) != size or not all(0 < each <= MAX_WEIGHT for each in weights):
         ranks = f"each of {size} workers" if size > 1 else "the only worker"
         raise ConfigError(
-            f"shares={list(weights)}: expected one whole number from 1 to {_MAX_WEIGHT:,} for"
+            f"shares={list(weights)}: expected one whole number from 1 to {MAX_WEIGHT:,} for"
             f" {ranks}"
         )
     return tuple(map(int, weights))

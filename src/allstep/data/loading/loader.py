@@ -131,7 +131,7 @@ class Loader:
         """Return the parts of a global batch that the ranks have, one number per rank.
 
         A new value takes effect with the next batch, also within an epoch. All ranks must set it
-        between the same two batches. "even" stands for equal parts.
+        between the same two batches. Setting "even" sets equal numbers.
         """
         return self._reader.weights
 
