@@ -206,7 +206,7 @@ class ReplicatedOptimizer(Optimizer):
     def _all_reduce(self) -> Exchange:
         if self._exchange is None:
             each = self._replicas
-            key = f"{each.key}/{len(self.param_groups)}"
+            key = f"{each.key()}/{len(self.param_groups)}"
             self._exchange = AllReduce(
                 each.group(), key, each.named, each.rule, each.overlap, each.listener
             )
@@ -260,7 +260,7 @@ class ReplicatedOptimizer(Optimizer):
     def attach(self, key: str, size: int) -> None:
         """Drop a step in progress; reduce with the `size` ranks of another world, by `key`."""
         self._detach_replicas()
-        self._replicas.key, self._reduces = key, size > 1
+        self._replicas.key, self._reduces = lambda: key, size > 1
         if self._reduces and not self._requires_update:
             self._register_hooks()
 

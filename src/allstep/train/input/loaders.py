@@ -19,6 +19,7 @@ from allstep.data.augment.parse import spelled_mix
 from allstep.data.augment.transform import Transform
 from allstep.errors import ConfigError
 from allstep.train.config.check_config import check_batch
+from allstep.train.config.initial_weights import initial_weights
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Splits
@@ -69,6 +70,7 @@ def make_loaders(
             train.source,
             transform=_training(config, splits),
             batch=config.batch,
+            shares=initial_weights(config.shares, world.size),
             seed=config.seed,
             numbers=train.numbers,
             quarantine=out / "quarantine.jsonl",
@@ -95,7 +97,9 @@ def place_loaders(
     """
     for name, loader in loaders.items():
         loader.place(world)
-        if name != "train":
+        if name == "train":
+            loader.shares = initial_weights(config.shares, world.size)
+        else:
             loader.batch = _evaluation_batch(config, splits, world.size) * world.size
 
 

@@ -17,7 +17,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from allstep import comm, faults
@@ -30,6 +29,7 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.health.compare_weights import Fingerprint
 from allstep.train.health.divergence import Diverged, Spike, explain
 from allstep.train.health.stop_request import EVALUATION, Stopping
+from allstep.train.run.adapt_shares import adapt_shares
 from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
 from allstep.train.run.finish import chosen_model, training_score
@@ -153,9 +153,11 @@ class Run:
         job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
         if faults.active is not None:
             faults.active.at_step(progress.updates + 1, batch.samples)
+        own = self.clock.per_sample
         mine = reduce_step(job.trainer, batch, after - progress.samples, self.clock)
+        own = self.clock.per_sample - own
         stops, failed = self.stopping.why is not None, error is not None
-        report = StepReport(mine, batch.weight, stops, failed, self._must_leave_world())
+        report = StepReport(mine, batch.weight, stops, failed, own, self._must_leave_world())
         outcome = job.after_step.exchange(report)
         self.clock.lap("wait")
         if outcome.failed:
@@ -165,6 +167,7 @@ class Run:
         self._note(outcome, batch)
         progress.owes, progress.samples = progress.samples, after
         progress.updates += 1
+        adapt_shares(job, outcome, self.callbacks)
         return outcome
 
     def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
@@ -177,13 +180,7 @@ class Run:
             self.job.trainer.task.check_targets(batch, self.job.loaders["train"])
             return batch, None
         except UserError as error:
-            return self._empty(), error
-
-    def _empty(self) -> Batch:
-        nothing = torch.zeros((0, *self.job.splits.shape), dtype=torch.uint8)
-        samples, position = self.job.progress.samples, self.job.progress.samples
-        none = torch.zeros(0, dtype=torch.int64)
-        return Batch(nothing, none, none.numpy(), 0, samples // self.job.num_train, position, {})
+            return self.job.empty_batch(), error
 
     def _note(self, outcome: StepOutcome, batch: Batch) -> None:
         """Add the step of all ranks to the sums, the loss watch, the noise scale and the EMA."""
@@ -283,7 +280,7 @@ class Run:
         self.clock.lap("update")
         started = time.perf_counter()
         if broken := first_not_finite(job.trainer.model):
-            self._judge(job.watch.broken(broken, trained.loss), self._empty())
+            self._judge(job.watch.broken(broken, trained.loss), self.job.empty_batch())
         validation, num_bad = self._validate(), self._num_bad()
         # From here on no other rank is needed.
         self.validation = validation
@@ -318,7 +315,8 @@ class Run:
         batch = job.growth.batch(job.progress.samples, job.noise)
         if batch == job.progress.batch:
             return
-        count = job.growth.num_micro_batches(batch, job.world.size, job.config.accumulation)
+        weights, base = job.loaders["train"].shares, job.config.accumulation
+        count = job.growth.num_micro_batches(batch, weights, base)
         message = f"the batch grows from {job.progress.batch} to {batch}"
         message += f", in {count} micro-batches" if count > 1 else ""
         self.callbacks.event(message, samples=job.progress.samples, batch=batch, pieces=count)

@@ -4,7 +4,7 @@
 lasts                          depends on the world: `place`
 model, optimizer, EMA          over which ranks gradients are reduced
 progress, loss watch, growth   number of micro-batches of a rank
-data, loaders' workers         share of each batch, batch of an evaluation
+data, loaders' workers         share of each batch (`shares`), batch of an evaluation
 precision, execution           rank and size of the step; the sum after it
 ```
 
@@ -17,20 +17,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import nn
 
-from allstep.data import Loader
+from allstep.data import Batch, Loader
 from allstep.optim import RunningNoiseScale
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.divergence import LossWatch
 from allstep.train.input.loaders import place_loaders
 from allstep.train.input.splits import Splits
 from allstep.train.run.progress import RunProgress
-from allstep.train.step import build
+from allstep.train.step import build, sharing
 from allstep.train.step.after_step import AfterStep
 from allstep.train.step.batch_growth import Growth
 from allstep.train.step.ema import Average
 from allstep.train.step.running_statistics import RunningStatistics
+from allstep.train.step.speed_rule import SpeedRule
 from allstep.train.step.step import Trainer
 from allstep.world import World
 
@@ -48,6 +50,7 @@ class Job:
     progress: RunProgress
     growth: Growth
     watch: LossWatch
+    speed_rule: SpeedRule | None = None
     ema: Average | None = None
     noise: RunningNoiseScale | None = None
     shares_weights: bool = False
@@ -91,15 +94,16 @@ class Job:
             return f"the validation {metric.name} is {metric.of(best):.2%} (evaluation.stop_at)"
         return ""
 
+    def empty_batch(self) -> Batch:
+        """Return a share without samples at the present position."""
+        nothing = torch.zeros((0, *self.splits.shape), dtype=torch.uint8)
+        none, position = torch.zeros(0, dtype=torch.int64), self.progress.samples
+        return Batch(nothing, none, none.numpy(), 0, position // self.num_train, position, {})
+
     def set_num_micro_batches(self, num_micro_batches: int) -> None:
         """Set the number of micro-batches in which a worker computes its share."""
         self.trainer.num_micro_batches = num_micro_batches
         self.trainer.optimizer.set_backward_passes_per_step(num_micro_batches)
-
-
-def measures_noise(config: ResolvedConfig) -> bool:
-    """Return whether the run measures the gradient noise scale."""
-    return config.noise_scale or config.growth.by_noise
 
 
 def place(job: Job, world: World) -> None:
@@ -110,14 +114,16 @@ def place(job: Job, world: World) -> None:
     config, trainer = job.config, job.trainer
     place_loaders(job.loaders, config, job.splits, world)
     trainer.rank, trainer.size = world.rank, world.size
+    trainer.shares = job.loaders["train"].shares
+    job.speed_rule = sharing.make_rule(config, world.size)
     # A single worker estimates the noise scale from a micro-batch, several from their shares.
-    trainer.measures_first_micro_batch = measures_noise(config) and world.size == 1
+    trainer.measures_first_micro_batch = sharing.measures_noise(config) and world.size == 1
     if world is not job.world:
         build.attach(trainer.optimizer, world)
         job.world = world
     job.set_num_micro_batches(_num_micro_batches(job))
     job.after_step = AfterStep(
-        RunningStatistics(trainer.model, job.is_elastic), world, measures_noise(config)
+        RunningStatistics(trainer.model, job.is_elastic), world, sharing.exchanged(config)
     )
 
 
@@ -126,4 +132,4 @@ def _num_micro_batches(job: Job) -> int:
     base, batch = job.config.accumulation, job.progress.batch
     if batch == job.config.batch:
         return base
-    return job.growth.num_micro_batches(batch, job.world.size, base)
+    return job.growth.num_micro_batches(batch, job.trainer.shares, base)

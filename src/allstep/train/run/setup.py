@@ -36,10 +36,10 @@ from allstep.train.input.classes import check_same_classes
 from allstep.train.input.splits import Splits, make_loaders, make_to_input, measure, open_splits
 from allstep.train.precision.casting import cast
 from allstep.train.precision.precision import Precision, dtype_of_weights
-from allstep.train.run.placed_job import Job, measures_noise, place
+from allstep.train.run.placed_job import Job, place
 from allstep.train.run.progress import RunProgress
 from allstep.train.score.evaluate import ToInput
-from allstep.train.step import build
+from allstep.train.step import build, sharing
 from allstep.train.step import execution as executions
 from allstep.train.step.batch_growth import Growth, grows, note
 from allstep.train.step.ema import Average
@@ -314,7 +314,7 @@ def _average(config: ResolvedConfig, model: nn.Module, snapshot: Snapshot | None
 def _noise(
     config: ResolvedConfig, world: World, snapshot: Snapshot | None
 ) -> RunningNoiseScale | None:
-    if not measures_noise(config):
+    if not sharing.measures_noise(config):
         return None
     state = {} if snapshot is None else snapshot.state["noise"]
     return RunningNoiseScale(**state)

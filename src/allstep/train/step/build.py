@@ -192,10 +192,12 @@ def distribute(
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
+    number, generation = next(_NUMBERS), world.generation
+    key = f"train/{number}" if generation == 0 else f"train/generation {generation}"
     replicas = Replicas(
         named,
         lambda: group_for("gradients"),
-        f"train/{next(_NUMBERS)}" if world.generation == 0 else f"train/{world.generation}",
+        lambda: key,
         Rule(densify=True),
         num_micro_batches,
         overlap=False if share else None,
