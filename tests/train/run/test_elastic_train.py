@@ -56,8 +56,11 @@ def changes(out: Path) -> list[dict[str, Any]]:
     return [dict(event) for event in events if "position" in event]
 
 
-def work_until(overrides: list[str], out: Path, stop_at: int | None) -> None:
-    """Train as a worker of a fixed world, and stop at this number of samples."""
+def work_until(overrides: list[str], out: Path, stop_at: int | None, is_due: bool) -> None:
+    """Train as a worker of a fixed world, and stop at this number of samples.
+
+    is_due: stop before what is due after the last step, an evaluation.
+    """
     from allstep.train.health.stop_request import Stopping
     from allstep.train.run import loop
     from allstep.train.run.train_request import TrainRequest
@@ -76,6 +79,9 @@ def work_until(overrides: list[str], out: Path, stop_at: int | None) -> None:
         def why(self) -> str | None:
             return "reached" if reached else None
 
+        def must_leave(self) -> bool:
+            return bool(reached) and is_due
+
     loop.reduce_step, loop.Stopping = noted, StopThere  # type: ignore[misc]
     source, *keys = overrides
     work(TrainRequest(source, keys, out=out, resume=True))
@@ -85,10 +91,12 @@ def chain(ranks: Ranks, overrides: list[str], out: Path, first: int, run: Path) 
     """Train the reference of `run`, which started with `first` workers."""
     moves = changes(run)
     sizes = [first, *(event["workers"] for event in moves)]
-    stops: list[int | None] = [*(event["position"] for event in moves), None]
-    for size, stop_at in zip(sizes, stops, strict=True):
+    stops = [*((event["position"], event["due"]) for event in moves), (None, False)]
+    for size, (stop_at, is_due) in zip(sizes, stops, strict=True):
         if stop_at != 0:
-            ranks(size, work_until, overrides, out, stop_at)
+            # Threads decide the order of sums.
+            env = {"OMP_NUM_THREADS": "1"}
+            ranks(size, work_until, overrides, out, stop_at, is_due, env=env)
 
 
 def assert_same_end(ours: Path, theirs: Path) -> None:
@@ -117,4 +125,117 @@ def test_rank_0_is_killed_and_the_others_end_with_the_bits_of_a_restore(
     assert positions == sorted(set(positions)) and positions[-1] == 3 * 1337
     assert len(positions) >= 3 * 27 - 2
     chain(ranks, [*OVERRIDES, epochs], tmp_path / "reference", 3, run)
+    assert_same_end(run, tmp_path / "reference")
+
+
+# A worker that ends itself at given points: `NUMBER:POINT:WHEN`, where WHEN is a step for `reduce`
+# and `update`, else the first generation that counts.
+DRIVER = """
+import os, signal, sys, time
+from pathlib import Path
+
+from allstep.comm.join.membership import membership
+from allstep.train.run import elastic_loop, generations, loop, worker
+from allstep.train.run.train_request import TrainRequest
+
+out, wait_until, *kills = sys.argv[1].split()
+number = membership().number
+mine = [(point, int(when)) for each in kills for who, point, when in [each.split(":")] if int(who) == number]
+
+
+def maybe_die(point, when):
+    if any(point == name and when >= first for name, first in mine):
+        print(f"worker {number} ends itself: {point} {when}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(module, name, act):
+    original = getattr(module, name)
+
+    def acted(*args, **options):
+        act(*args)
+        return original(*args, **options)
+
+    setattr(module, name, acted)
+
+
+steps = []
+
+
+def at_step(trainer, batch, *_):
+    steps.append(1)
+    generation = membership().place.generation
+    # The run shall not end before workers have joined.
+    if batch.position > 1000 and generation < int(wait_until):
+        time.sleep(0.5)
+    trainer.optimizer.reduce_gradients, original = reduce, trainer.optimizer.reduce_gradients
+
+    def restored():
+        trainer.optimizer.reduce_gradients = original
+        return original()
+
+    reduce.then = restored
+
+
+def reduce():
+    maybe_die("reduce", position())
+    return reduce.then()
+
+
+def position():
+    return worker_of[0]._run.job.progress.updates + 1 if worker_of else 0
+
+
+worker_of = []
+before(generations.Generations, "__init__", lambda self, *_: worker_of.append(self))
+before(loop, "reduce_step", at_step)
+before(loop, "update_weights", lambda *_: maybe_die("update", position()))
+before(loop, "evaluate", lambda *_: maybe_die("evaluate", membership().place.generation))
+before(generations.Generations, "_enter", lambda self, world: maybe_die("enter", world.generation))
+before(
+    generations,
+    "broadcast_snapshot",
+    lambda world, *_: maybe_die("broadcast", world.generation) if world.generation else None,
+)
+before(worker.comm, "init", lambda *_: maybe_die("standby", 0))
+overrides = Path(sys.argv[2]).read_text().split("\\n")
+worker.work(TrainRequest(overrides[0], overrides[1:], out=Path(out)))
+"""
+
+
+def run_driver(
+    folder: Path, kills: list[str], *, workers: int, wait_until: int, overrides: list[str]
+) -> Path:
+    """Train with `allstep run --min-np 1`, with workers that end themselves."""
+    driver, keys, out = folder / "driver.py", folder / "overrides", folder / "run"
+    driver.write_text(DRIVER)
+    keys.write_text("\n".join(overrides))
+    arguments = [str(driver), " ".join([str(out), str(wait_until), *kills]), str(keys)]
+    launch = [sys.executable, "-m", "allstep", "run", "-np", str(workers), "--min-np", "1"]
+    done = subprocess.run(
+        [*launch, sys.executable, *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for kill in kills:
+        who, point, _ = kill.split(":")
+        assert f"worker {who} ends itself: {point}" in done.stdout, done.stdout + done.stderr
+    return out
+
+
+def test_workers_die_in_every_phase_and_no_bit_is_lost(ranks: Ranks, tmp_path: Path) -> None:
+    """Rank 0 in a reduction, the next rank 0 while the world forms, the source of the first
+    broadcast, a worker on standby, and one in an evaluation."""
+    kills = ["0:reduce:9", "1:enter:1", "4:standby:0", "2:broadcast:2", "3:evaluate:4"]
+    overrides = [*OVERRIDES, "epochs=8"]
+    run = run_driver(tmp_path, kills, workers=4, wait_until=4, overrides=overrides)
+    moves = changes(run)
+    assert moves[0]["position"] == 8 * 50 and moves[0]["workers"] == 2
+    assert any(each["joined"] for each in moves)
+    positions = [step["samples"] for step in runlog.read(run / "run.jsonl").steps]
+    assert positions == sorted(set(positions)) and positions[-1] == 8 * 1337
+    chain(ranks, overrides, tmp_path / "reference", 4, run)
     assert_same_end(run, tmp_path / "reference")

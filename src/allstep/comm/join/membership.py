@@ -73,6 +73,11 @@ class Place:
     reason: str
 
     @property
+    def others(self) -> list[dict[str, Any]]:
+        """The cards of the members that were in the generation before."""
+        return [card for rank, card in enumerate(self.cards) if rank not in self.new]
+
+    @property
     def world(self) -> World:
         """The world of this place."""
         hosts = [card["host"] for card in self.cards]

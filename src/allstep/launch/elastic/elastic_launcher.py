@@ -360,6 +360,12 @@ class ElasticLauncher(Launcher):
         assert self.store is not None
         self.store.delete_prefix(keys.end_of(action.generation - 1))
         self.store.set(keys.end_of(action.generation), action.reason.encode())
+        left = sum(worker.generation == action.generation for worker in self.workers.living())
+        if left < self.policy.min_workers:
+            self.output.notify(
+                f"allstep run: {action.reason}; {left} of at least {self.policy.min_workers}"
+                f" workers are left: waiting up to {self.policy.elastic_timeout:g} s for others"
+            )
 
     def _notify_change(self, action: NotifyChange) -> None:
         assert self.store is not None

@@ -49,12 +49,16 @@ class Totals:
         return bool(self.lost or self.joined or self.left)
 
 
+_Member = tuple[Any, ...]
+"""A worker: host, process namespace and process number."""
+
+
 @dataclass(frozen=True)
 class _Change:
     """A change of the world, until its first step."""
 
     was_lost: bool
-    size_before: int
+    before: frozenset[_Member]
     noticed: float
     left_at: float
     text: str = ""
@@ -64,6 +68,7 @@ class _Change:
     joined: int = 0
     position: int = 0
     size: int = 0
+    is_due: bool = False
 
 
 class Changes:
@@ -76,6 +81,8 @@ class Changes:
         self._started = self._last_step = clock()
         self._totals = Totals()
         self._change: _Change | None = None
+        # Of the last world.
+        self._members: frozenset[_Member] = frozenset()
         on_change(self._ask)
 
     @property
@@ -88,45 +95,57 @@ class Changes:
         self._totals = totals
         self._started = self._clock() - totals.elapsed
 
-    def leave(self, size: int, *, was_lost: bool) -> None:
-        """Record that this rank leaves its world of `size` ranks now."""
+    def start(self, place: Place) -> None:
+        """Record the members of the first world of this worker."""
+        self._members = _members(place)
+
+    def leave(self, *, was_lost: bool) -> None:
+        """Record that this rank leaves its world now."""
         now = self._clock()
         if self._change is None:
-            self._change = _Change(was_lost, size, now - self._last_step, now)
+            self._change = _Change(was_lost, self._members, now - self._last_step, now)
         elif was_lost:
             # The next world was lost before its first step.
             self._change = replace(self._change, was_lost=True)
 
-    def form(self, place: Place, samples: int) -> None:
-        """Record that the next world has the state, after `samples` samples."""
-        now, size = self._clock(), len(place.cards)
+    def form(self, place: Place, samples: int, *, is_due: bool) -> None:
+        """Record that the next world has the state, after `samples` samples.
+
+        `is_due`: what follows the last update, such as an evaluation, is repeated there.
+        """
+        now, size, members = self._clock(), len(place.cards), _members(place)
         self.is_asked = False
         if self._change is None:
             # This worker has just joined.
-            self._change = _Change(False, size - len(place.new), 0.0, now)
-        change = self._change
-        gone = change.size_before + len(place.new) - size
+            others = frozenset(_member(card) for card in place.others)
+            self._change = _Change(False, others, 0.0, now)
+        change, self._members = self._change, members
+        gone, joined = len(change.before - members), len(members - change.before)
         number = f"{_workers(size)} continue{'s' if size == 1 else ''} from sample {samples:,}"
         self._change = replace(
             change,
-            text=f"{_what(place, gone, was_lost=change.was_lost)}; {number}",
+            text=f"{_what(place.reason, gone, joined, was_lost=change.was_lost)}; {number}",
             formed=now - change.left_at,
             formed_at=now,
             lost=gone,
-            joined=len(place.new),
+            joined=joined,
             position=samples,
             size=size,
+            is_due=is_due,
         )
 
     def note_step(self, commits: int) -> tuple[str, dict[str, Any]] | None:
         """Record a finished step. Return text and figures of the event if it is the first."""
-        now = self._clock()
-        self._last_step = now
+        self._last_step = self._clock()
         report_updates(commits)
+        return self.end_change()
+
+    def end_change(self) -> tuple[str, dict[str, Any]] | None:
+        """Return text and figures of the event about the last change; None if it was returned."""
         if self._change is None:
             return None
         change, self._change = self._change, None
-        first = now - change.formed_at
+        first = self._clock() - change.formed_at
         gap = change.noticed + change.formed + first
         before = self._totals
         self._totals = Totals(
@@ -140,6 +159,7 @@ class Changes:
         figures = {
             "position": change.position,
             "workers": change.size,
+            "due": change.is_due,
             "lost": change.lost,
             "joined": change.joined,
             "gap": gap,
@@ -152,15 +172,21 @@ class Changes:
         self.is_asked = True
 
 
-def _what(place: Place, gone: int, *, was_lost: bool) -> str:
-    """Return what happened to the world before."""
-    joined = f"{_workers(len(place.new))} joined" if place.new else ""
+def _members(place: Place) -> frozenset[_Member]:
+    return frozenset(map(_member, place.cards))
+
+
+def _member(card: dict[str, Any]) -> _Member:
+    return card["host"], str(card["namespace"]), card["pid"]
+
+
+def _what(reason: str, gone: int, joined: int, *, was_lost: bool) -> str:
+    """Return what happened to the world before, of which `reason` is the launcher's."""
+    more = f"{_workers(joined)} joined" if joined else ""
     if was_lost:
-        more = f" and {gone - 1} more" if gone > 1 else ""
-        return "; ".join(filter(None, [f"{place.reason}{more}", joined]))
-    return ", ".join(filter(None, [joined, f"{_workers(gone)} left" if gone else ""])) or (
-        place.reason
-    )
+        others = f" and {gone - 1} more" if gone > 1 else ""
+        return "; ".join(filter(None, [f"{reason}{others}", more]))
+    return ", ".join(filter(None, [more, f"{_workers(gone)} left" if gone else ""])) or reason
 
 
 def _workers(count: int) -> str:

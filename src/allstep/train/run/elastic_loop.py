@@ -4,6 +4,8 @@
 continue there.
 """
 
+from typing import Any
+
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.changes import Changes, LeaveWorld
 from allstep.train.run.duties import Duties
@@ -55,10 +57,14 @@ class ElasticLoop(Run):
         """Wait until all checkpoints are written."""
         self.checkpoints.close()
 
-    def _note_world(self) -> None:
-        if (change := self.changes.note_step(self.commits)) is not None:
+    def report_change(self, change: tuple[str, dict[str, Any]] | None) -> None:
+        """Send the callbacks the event about a change of the world, if there is one."""
+        if change is not None:
             text, figures = change
             self.callbacks.event(text, samples=self.job.progress.samples, **figures)
+
+    def _note_world(self) -> None:
+        self.report_change(self.changes.note_step(self.commits))
         self.duties.remind()
 
     def _must_leave_world(self) -> bool:

@@ -91,13 +91,15 @@ class Generations:
                 self._enter(world)
                 return None if self._run is None else self._finish(self._run)
             except (PeerLost, CollectiveTimeout) as error:
-                world = self._next(world, error)
+                world = self._next(error)
             except LeaveWorld:
-                world = self._next(world)
+                world = self._next()
 
     def _finish(self, run: ElasticLoop) -> Result | Paused:
         """Run to the end, and leave only when rank 0 has recorded it."""
         result = run.go()
+        # The last world may have had no step.
+        run.report_change(self._changes.end_change())
         if isinstance(result, Result):
             if (totals := self._changes.totals).has_any:
                 figures = {"lost": totals.lost, "joined": totals.joined, "gap": totals.seconds}
@@ -113,9 +115,9 @@ class Generations:
 
     # From world to world
 
-    def _next(self, world: World, error: CommError | None = None) -> World:
-        """Leave `world` and return the next one; `error` is why, None if it ends in order."""
-        self._changes.leave(world.size, was_lost=error is not None)
+    def _next(self, error: CommError | None = None) -> World:
+        """Leave the world and return the next one; `error` is why, None if it ends in order."""
+        self._changes.leave(was_lost=error is not None)
         run = self._run
         if run is not None:
             self._num_fruitless = 0 if run.has_stepped else self._num_fruitless + 1
@@ -129,12 +131,16 @@ class Generations:
 
     def _leave(self, end: Dismissed) -> NoReturn:
         """End this worker, which has no place in the next world; save the state if asked to."""
-        if end.saves and self._run is not None:
-            run = self._run
+        run = self._run
+        if run is not None and end.saves:
             run.job.world = World.alone()
             if not self._duties.are_taken:
                 self._duties.take_over(run.job.out, opening(run.job, with_flop=False))
-            run.save_alone(end.reason)
+            run.save_alone("too few workers are left, or the run was asked to stop")
+        # Frees the folder for the new rank 0 first; a checkpoint may still be written.
+        self._duties.close()
+        if run is not None:
+            run.close()
         raise end
 
     @property
@@ -162,7 +168,8 @@ class Generations:
             self._run = self._make_run(job)
         self._pass_duties(self._run, standings[0])
         self._run.enter()
-        self._changes.form(self._member.place, job.progress.samples)
+        progress = job.progress
+        self._changes.form(self._member.place, progress.samples, is_due=progress.owes is not None)
 
     def _begin(self, world: World) -> None:
         """Start the run, or resume it from its checkpoint."""
@@ -172,6 +179,8 @@ class Generations:
         if job is None:
             return
         self._run = self._make_run(job)
+        assert self._member.place is not None
+        self._changes.start(self._member.place)
         opened = opening(job, with_flop=self._duties.are_taken)
         self._duties.callbacks.start(opened)
 
