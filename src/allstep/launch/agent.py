@@ -244,17 +244,14 @@ class Agent:
     def _reach_store(self, message: Start) -> tuple[str, int]:
         """Return the first of the store's addresses that answers from this host."""
         try:
-            client = wire.Client(
-                list(message.store), message.token, timeout=5.0 if self.remote else 10.0
+            return wire.find_address(
+                message.store, message.token, timeout=5.0 if self.remote else 10.0
             )
         except OSError as error:
             raise CannotStart(
                 f"cannot reach the launcher: {error}; check for a firewall between the hosts, or"
                 " set another interface with --iface"
             ) from error
-        found = client.server_address
-        client.close()
-        return found
 
     def _start(self, worker: WorkerOrder, common: dict[str, str], message: Start) -> None:
         """Start one worker with the environment `common` and its own variables."""

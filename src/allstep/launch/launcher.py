@@ -81,6 +81,8 @@ class Launcher:
         self.began = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.token = wire.new_token()
+        # In an elastic run: those of its workers.
+        self.tickets: wire.Tickets | None = None
         self.store: wire.Server | None = None
         self.beater: threading.Thread | None = None
         self.ended = threading.Event()
@@ -105,7 +107,7 @@ class Launcher:
             self._listen_to(host, connection)
         with (
             caught_signals() as signals,
-            wire.Server(self.token, self._bind_address()) as self.store,
+            wire.Server(self.token, self._bind_address(), tickets=self.tickets) as self.store,
         ):
             self.selector.register(
                 signals, selectors.EVENT_READ, lambda: self._on_signals(signals.recv(64))

@@ -60,6 +60,7 @@ from allstep.launch.run_events import Exited, LeaveHost, Refused
 from allstep.launch.run_state import RESUBMIT, HostRanks
 from allstep.wire import keys
 from allstep.wire.subscription import Subscription
+from allstep.wire.tickets import PROCESS
 from allstep.world import World
 
 
@@ -82,6 +83,7 @@ class ElasticLauncher(Launcher):
         # Requests to leave the current generation in order.
         self._num_changes = 0
         super().__init__(job)
+        self.tickets = self.workers.tickets
         self.output.shown = self.workers.shown
 
     def watch(self, connections: Sequence[HostConnection]) -> None:
@@ -167,7 +169,7 @@ class ElasticLauncher(Launcher):
         for key in self._asks.take():
             event = self.workers.asked(key, self.store.peek(key) or b"", self._moment())
             if event is None:
-                refusal = {"dismissed": "its ticket is unknown or not valid any more"}
+                refusal = {"dismissed": "the launcher did not expect its request", "code": 1}
                 self.store.set(key.replace("/ask/", "/place/"), json.dumps(refusal).encode())
             else:
                 self.run_state.report(event)
@@ -187,8 +189,8 @@ class ElasticLauncher(Launcher):
             value = self.store.peek(keys.progress_of(worker.ticket))
             if value is not None and value != self._progress.get(worker.ticket):
                 self._progress[worker.ticket] = value
-                generation, updates = json.loads(value)
-                self.run_state.report(Progress(self._moment(), worker.number, generation, updates))
+                if (found := self.workers.progress(value)) is not None:
+                    self.run_state.report(Progress(self._moment(), worker.number, *found))
 
     def _take(self, host: int, connection: HostConnection, message: Message) -> None:
         if isinstance(message, Problem) and self.run_state.may_go_without_a_host:
@@ -303,6 +305,8 @@ class ElasticLauncher(Launcher):
             **world.to_env(),
             **world.to_horovod_env(),
             keys.TICKET: worker.ticket,
+            # The launcher may itself be a process of a worker of another run.
+            PROCESS: "",
             "HOROVOD_ELASTIC": "1",
         }
         if left := self._faults_left():
