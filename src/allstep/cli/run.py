@@ -14,7 +14,7 @@ import typer
 from allstep.cli.horovod.elastic_flags import idle_options, is_elastic, policy_of
 from allstep.cli.horovod.flags import takes_horovod_flags
 from allstep.cli.horovod.flags_table import CONTROLLERS, idle_line, read_config, variables
-from allstep.cli.options import Faults, Iface, Ssh
+from allstep.cli.options import Faults, Iface, Ssh, StopSignal, use_stop_signal
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
@@ -73,6 +73,13 @@ Show = Annotated[
     str | None, typer.Option(metavar="0,3", help="Print the output of these ranks only.")
 ]
 Grace = Annotated[float, typer.Option(help="Seconds from a forwarded signal to SIGKILL.")]
+Srun = Annotated[
+    bool,
+    typer.Option(
+        "--srun",
+        help="In a Slurm job: start one agent per node by srun, on all its nodes if -H is missing.",
+    ),
+]
 EnvOnly = Annotated[
     str | None,
     typer.Option(
@@ -126,6 +133,8 @@ def run(
     show: Show = None,
     grace: Grace = 30.0,
     ssh: Ssh = "ssh",
+    srun: Srun = False,
+    stop_signal: StopSignal = None,
     env_only: EnvOnly = None,
     as_horovod: AsHorovod = False,
     as_horovodrun: AsHorovodrun = False,
@@ -146,10 +155,11 @@ def run(
 
     _refuse_to_multiply()
     faults.add(fault or [])
+    use_stop_signal(stop_signal)
     flags = _with_file(horovod)
     exported = variables(flags)
-    wanted = _wanted(num_workers, flags)
-    used = _used_hosts(hosts, hostfile, flags, wanted)
+    wanted = _wanted(num_workers, flags, srun=srun)
+    used = _used_hosts(hosts, hostfile, flags, wanted, srun=srun)
     env = _environment(exported, as_horovod or as_horovodrun, replace_gloo)
     job = Job(
         _with_interpreter(command),
@@ -163,6 +173,7 @@ def run(
         timestamps=bool(flags.get("prefix_output_with_timestamp")),
         iface=iface or _interface(flags.get("network_interfaces", [])),
         ssh=_ssh(ssh, flags),
+        srun=srun,
         grace=grace,
     )
     _announce(job, flags, exported, replace_gloo)
@@ -184,9 +195,12 @@ def _launcher(
     return ElasticLauncher(job, policy)
 
 
-def _wanted(num_workers: int | None, flags: dict[str, Any]) -> int | None:
-    """Return the number of workers: -np, else horovodrun's names for it, --num-proc, --min-np."""
-    given = (num_workers, flags.get("num_proc"), flags.get("min_np"))
+def _wanted(num_workers: int | None, flags: dict[str, Any], *, srun: bool) -> int | None:
+    """Return the number of workers: -np, else horovodrun's names for it, --num-proc, --min-np.
+
+    None: all slots. A Slurm job has the nodes that the user wants, so --min-np does not count there.
+    """
+    given = (num_workers, flags.get("num_proc"), None if srun else flags.get("min_np"))
     return next((number for number in given if number is not None), None)
 
 
@@ -256,27 +270,43 @@ def _environment(exported: dict[str, str], as_horovod: bool, replace_gloo: bool)
 
 
 def _used_hosts(
-    hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None
+    hosts: str | None,
+    hostfile: Path | None,
+    flags: dict[str, Any],
+    num_workers: int | None,
+    *,
+    srun: bool,
 ) -> "list[Host]":
     """Return the hosts, with the number of workers of each as its slots.
 
     An elastic run may use all slots up to --max-np; on this machine alone as many as workers.
+    srun: the hosts are nodes of this Slurm job, by default all of them.
     """
-    from allstep.launch import assign
+    from allstep.launch import allocation, assign, check_in_allocation
 
     most = num_workers
     if is_elastic(flags):
         most = max(num_workers or 0, flags.get("max_np") or 0)
-    found = _hosts(hosts, hostfile, flags, most)
-    if is_elastic(flags) and (hosts or hostfile):
+    nodes = allocation(os.environ) if srun else None
+    found = _hosts(hosts, hostfile, flags, most, nodes)
+    if srun:
+        check_in_allocation(found, os.environ)
+    if is_elastic(flags) and (hosts or hostfile or srun):
         most = None if flags.get("max_np") is None else min(most or 0, sum(h.slots for h in found))
     return assign(found, most)
 
 
 def _hosts(
-    hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None
+    hosts: str | None,
+    hostfile: Path | None,
+    flags: dict[str, Any],
+    num_workers: int | None,
+    nodes: "list[Host] | None",
 ) -> "list[Host]":
-    """Return the hosts that are named by option, file or script; else this one for all workers."""
+    """Return the hosts that are named by option, file or script; else `nodes`.
+
+    nodes: of a Slurm job; None: this machine for all workers.
+    """
     from allstep.launch import Host, discover, parse_hosts, read_hostfile
 
     script = flags.get("host_discovery_script")
@@ -289,6 +319,8 @@ def _hosts(
         return read_hostfile(hostfile)
     if script:
         return discover(script, flags.get("slots_per_host", 1))
+    if nodes is not None:
+        return nodes
     if num_workers is None:
         raise ConfigError(
             "the number of workers is missing: give -np N, or hosts with their slots: -H h1:2,h2:2"

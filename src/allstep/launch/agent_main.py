@@ -1,4 +1,4 @@
-"""The program that ssh starts on another host: an agent with the launcher on its standard streams.
+"""The program that ssh or srun starts on another host: an agent with the launcher on its standard streams.
 
 A module of its own, since the package imports `agent`: Python warns on standard error when it runs
 a module that is already imported, and the launcher would quote that warning.
@@ -10,12 +10,15 @@ import sys
 from allstep.launch.agent import Agent
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT
+from allstep.process import stop_signals
 from allstep.process.family import keep_exit_codes
 
 
 def main() -> None:
-    """Run the agent of the host that the command line names."""
-    _, host = sys.argv
+    """Run the agent of the host that the command line names, with one more signal to report."""
+    _, host, *extra = sys.argv
+    if extra:
+        os.environ[stop_signals.VARIABLE] = extra[0]
     to_launcher = os.dup(1)
     # A stray print must not mix with the messages.
     os.dup2(2, 1)

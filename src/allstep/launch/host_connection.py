@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 from allstep.console.escape import print_notice
 from allstep.launch.agent import Agent
-from allstep.launch.hosts import ssh
+from allstep.launch.hosts import srun, ssh
 from allstep.launch.hosts.host_list import Host, is_here
+from allstep.launch.job import Job
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Hello
+from allstep.process import stop_signals
 from allstep.process.pipe import chunks_now
 
 # Characters that are kept of ssh's standard error: errors quote its last line.
@@ -27,7 +29,7 @@ class HostConnection:
     """The launcher's connection to one host.
 
     ranks: the ranks on this host. link: to its agent. pid: the agent, if it is a child of the
-    launcher. process: ssh, for another host. hello: the agent's first message, None before it.
+    launcher. process: ssh or srun, for another host. by_srun: it is srun. hello: the agent's first message, None before it.
     groups: the process groups of workers on this machine. over: the launcher no longer uses the
     connection. stderr_tail: the end of ssh's standard error.
     """
@@ -37,6 +39,7 @@ class HostConnection:
     link: Link
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
+    by_srun: bool = False
     hello: Hello | None = None
     groups: list[int] = field(default_factory=list)
     over: bool = False
@@ -58,15 +61,20 @@ class HostConnection:
             return f"the agent on {self.label} ended before its hello"
         code = _wait(self.process)
         self.read_stderr()
-        return ssh.describe_failure(self.label, code, self.stderr_tail, self.link.what_came())
+        describe = srun.describe_failure if self.by_srun else ssh.describe_failure
+        return describe(self.label, code, self.stderr_tail, self.link.what_came())
 
     def why_it_ended(self) -> str:
         """Return, as part of a sentence, why the link ended after the hello."""
         if self.process is None:
             return "its agent was killed"
-        self.read_stderr()
-        last = self.stderr_tail.strip().rpartition("\n")[2]
+        last = self.last_error()
         return f"the connection to it ended ({last})" if last else "the connection to it ended"
+
+    def last_error(self) -> str:
+        """Return the last line on standard error of ssh or srun, or of the agent behind it."""
+        self.read_stderr()
+        return self.stderr_tail.strip().rpartition("\n")[2]
 
     def read_stderr(self) -> bool:
         """Read standard error of ssh, and of the agent behind it, and keep its end.
@@ -105,30 +113,41 @@ class HostConnection:
             os.close(self.link.read_fd)
 
 
-def open_connections(hosts: Sequence[Host], ssh_command: str) -> list[HostConnection]:
-    """Start an agent on every host; return the connections in order of rank.
+def open_connections(job: Job) -> list[HostConnection]:
+    """Start an agent on every host of a job; return the connections in order of rank.
 
-    Agents on this machine are forked first, while this process has no threads.
+    Agents on this machine are forked first, while this process has no threads. With `--srun` each
+    agent is a job step, on this machine too.
     """
     first_rank = 0
     here: list[tuple[Host, range]] = []
     elsewhere: list[tuple[Host, range]] = []
-    for host in hosts:
+    for host in job.hosts:
         ranks = range(first_rank, first_rank + host.slots)
         first_rank += host.slots
-        (here if is_here(host.name) else elsewhere).append((host, ranks))
+        is_child = not job.srun and is_here(host.name)
+        (here if is_child else elsewhere).append((host, ranks))
     connections: list[HostConnection] = []
     for host, ranks in here:
         connections.append(
             _fork_agent(host, ranks, [connection.link.read_fd for connection in connections])
         )
-    for host, ranks in elsewhere:
-        process = ssh.start_agent(host.name, host.label, ssh_command)
-        assert process.stdin and process.stdout and process.stderr
-        os.set_blocking(process.stderr.fileno(), False)
-        link = Link(process.stdout.fileno(), process.stdin.fileno(), TO_LAUNCHER)
-        connections.append(HostConnection(host, ranks, link, process=process))
+    connections += [_start_agent(host, ranks, job) for host, ranks in elsewhere]
     return sorted(connections, key=lambda connection: connection.ranks[0])
+
+
+def _start_agent(host: Host, ranks: Sequence[int], job: Job) -> HostConnection:
+    """Start the agent of another host by ssh or srun."""
+    extra = [job.env[stop_signals.VARIABLE]] if job.env.get(stop_signals.VARIABLE) else []
+    if job.srun:
+        env = srun.forwarded(job.env, job.env_only)
+        process = srun.start_agent(host.name, env, *extra)
+    else:
+        process = ssh.start_agent(host.name, host.label, job.ssh, *extra)
+    assert process.stdin and process.stdout and process.stderr
+    os.set_blocking(process.stderr.fileno(), False)
+    link = Link(process.stdout.fileno(), process.stdin.fileno(), TO_LAUNCHER)
+    return HostConnection(host, ranks, link, process=process, by_srun=job.srun)
 
 
 def _fork_agent(host: Host, ranks: range, others: list[int]) -> HostConnection:

@@ -36,6 +36,7 @@ from allstep.launch.messages import (
     Lines,
     Message,
     Problem,
+    Received,
     Signal,
     Started,
 )
@@ -45,6 +46,7 @@ from allstep.launch.output.writer import Output
 from allstep.launch.run_events import (
     Exited,
     Greeted,
+    HostSignaled,
     KillAll,
     LeaveHost,
     LinkEnded,
@@ -100,10 +102,10 @@ class Launcher:
 
         Returns the exit code; raises UserError if a host cannot start its workers.
         """
-        self.watch(open_connections(self.job.hosts, self.job.ssh))
+        self.watch(open_connections(self.job))
         self._listen()
         with (
-            caught_signals() as signals,
+            caught_signals(self.job.env) as signals,
             wire.Server(self.token, self._bind_address()) as self.store,
         ):
             self.selector.register(
@@ -165,7 +167,7 @@ class Launcher:
         printed = "".join(
             f"; {connection.label}: {came}"
             for connection in late
-            if (came := connection.link.what_came())
+            if (came := connection.link.what_came() or connection.last_error())
         )
         return (
             f"no answer from {', '.join(connection.label for connection in late)} within"
@@ -223,7 +225,7 @@ class Launcher:
         for decision in decisions:
             match decision:
                 case SendSignal():
-                    self._send(Signal(decision.number), decision.host)
+                    self._send(Signal(decision.number, confirms=False), decision.host)
                 case KillAll():
                     self._send(Kill())
                 case LeaveHost():
@@ -312,6 +314,8 @@ class Launcher:
             case Exit():
                 _check_rank(message, connection)
                 self.state.take(self._exited(now, message))
+            case Received():
+                self.state.take(HostSignaled(now, host, message.number))
             case Problem():
                 self.state.take(Refused(now, host, f"{message.text} (on {connection.label})"))
 

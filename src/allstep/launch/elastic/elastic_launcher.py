@@ -146,7 +146,7 @@ class ElasticLauncher(Launcher):
                     why = "the run stops" + ("; it saves the state" if decision.saves else "")
                     self._answer(decision.worker, dismissed=why, code=RESUBMIT)
                 case ForwardSignal():
-                    self._send(Signal(decision.number))
+                    self._send(Signal(decision.number, confirms=True))
                 case LeaveHost():
                     self.workers.end_host(self.connections[decision.host].label)
                     super()._carry_out([decision])
