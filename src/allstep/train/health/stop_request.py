@@ -169,6 +169,23 @@ def exit_on_signal(first: Callable[[], None] = lambda: None) -> Iterator[None]:
         _put_back(before)
 
 
+@contextmanager
+def ignore_stop_signals() -> Iterator[None]:
+    """Ignore stop signals in the context: the run has stopped, and its last action may cause one.
+
+    Slurm sends SIGTERM to a job that is requeued.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = stop_signals(os.environ)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        _put_back(before)
+
+
 def _exit_without_saving(number: int, first: Callable[[], None]) -> NoReturn:
     """Report the signal, call `first`, and end the process with "resubmit me"."""
     line = (
@@ -177,7 +194,8 @@ def _exit_without_saving(number: int, first: Callable[[], None]) -> NoReturn:
     )
     os.write(2, f"{line}\n".encode())
     try:
-        first()
+        with ignore_stop_signals():
+            first()
     finally:
         os._exit(RESUBMIT)
 
