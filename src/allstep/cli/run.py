@@ -198,7 +198,8 @@ def _launcher(
 def _wanted(num_workers: int | None, flags: dict[str, Any], *, srun: bool) -> int | None:
     """Return the number of workers: -np, else horovodrun's names for it, --num-proc, --min-np.
 
-    None: all slots. A Slurm job has the nodes that the user wants, so --min-np does not count there.
+    None: all slots. With --srun these are what the user asked Slurm for, so --min-np does not
+    count there.
     """
     given = (num_workers, flags.get("num_proc"), None if srun else flags.get("min_np"))
     return next((number for number in given if number is not None), None)

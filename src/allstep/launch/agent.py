@@ -105,13 +105,14 @@ class Agent:
         self.port_holder = _hold_port()
         self.oom_kills = machine.oom_kills()
         self.streams: list[WorkerStream] = []
-        self.witness = Witness()
+        self.witness: Witness | None = None
         self._full = False
         self._room: int | None = None
 
     def run(self) -> None:
         """Serve the launcher until `Finish` or its end; then kill all descendants."""
         adopt_orphans()
+        self.witness = Witness()
         self.selector.register(self.link.read_fd, selectors.EVENT_READ, self._receive)
         with caught_signals(os.environ) as signals:
             self.selector.register(
@@ -204,15 +205,15 @@ class Agent:
 
     def _report_signals(self, numbers: bytes) -> None:
         """Report signals to this process."""
-        # Slurm signals one process after the other; the witness is to have its signal, too.
-        time.sleep(_SIGNALING_SECONDS)
         for number in numbers:
             if number != signal.SIGCHLD:
                 self.link.send(Received(number))
 
     def _deliver(self, message: Signal) -> None:
-        """Send a signal of the launcher to the workers, unless they received it with this agent."""
-        if not self.witness.has_received(message.number):
+        """Send a signal of the launcher to the workers, unless they have received it already."""
+        # Slurm signals one process after the other, the launcher maybe before the workers.
+        time.sleep(_SIGNALING_SECONDS)
+        if self.witness is None or not self.witness.has_received(message.number):
             self._signal(message.number)
         if message.confirms:
             self._signal(CONFIRM)

@@ -1,4 +1,4 @@
-"""The program that ssh or srun starts on another host: an agent with the launcher on its standard streams.
+"""The program that ssh or srun starts: an agent with the launcher on its standard streams.
 
 A module of its own, since the package imports `agent`: Python warns on standard error when it runs
 a module that is already imported, and the launcher would quote that warning.

@@ -29,9 +29,9 @@ class HostConnection:
     """The launcher's connection to one host.
 
     ranks: the ranks on this host. link: to its agent. pid: the agent, if it is a child of the
-    launcher. process: ssh or srun, for another host. by_srun: it is srun. hello: the agent's first message, None before it.
-    groups: the process groups of workers on this machine. over: the launcher no longer uses the
-    connection. stderr_tail: the end of ssh's standard error.
+    launcher. process: ssh or srun, for another host. by_srun: it is srun. hello: the agent's first
+    message, None before it. groups: the process groups of workers on this machine. over: the
+    launcher no longer uses the connection. stderr_tail: the end of standard error of ssh or srun.
     """
 
     host: Host

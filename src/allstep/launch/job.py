@@ -23,9 +23,9 @@ class Job:
     all). log_dir: folder for one log file per rank. stream_dir: folder for Horovod's two files per
     rank. prefix: start of printed lines, a name of `output.writer.PREFIXES`. timestamps: print the
     time in front of each line. iface: network interface to use. ssh: command that reaches another
-    host. srun: start the agents as steps of this Slurm job instead. grace: seconds between a forwarded
-    signal and SIGKILL. foreground: rank 0 inherits the launcher's standard output, so that its
-    progress bar works. `ALLSTEP_STOP_SIGNAL` in `env` is one more signal to forward.
+    host. srun: start the agents as steps of this Slurm job instead. grace: seconds between a
+    forwarded signal and SIGKILL. foreground: rank 0 inherits the launcher's standard output, so
+    that its progress bar works. `ALLSTEP_STOP_SIGNAL` in `env` is one more signal to forward.
     """
 
     command: list[str]

@@ -3,7 +3,7 @@
 Each agent is a job step of its own, so that a lost node is one lost host:
 
 ```
-srun --nodes=1 --ntasks=1 --nodelist=NODE --overlap --no-kill  python -m allstep.launch.agent_main NODE
+srun --nodes=1 --ntasks=1 --nodelist=NODE --overlap --no-kill  python -m ...agent_main NODE
      one task on one node                 |         `- Slurm does not end the step when a node fails
                                           `- several steps share the resources of the allocation
 ```

@@ -1,9 +1,9 @@
 """A process next to the workers of a host that shows which signals they have received.
 
-Slurm signals the processes of a job step: with most of its plugins the agent and all processes below
-it, with `proctrack/pgid` the agent alone. A user may signal the agent alone, too. The agent must
-pass a signal on in the second case, and must not in the first: a worker that gets it twice may treat
-the second one as an order to end without saving.
+Slurm signals the processes of a job step: with most of its plugins the agent and all processes
+below it, with `proctrack/pgid` the agent alone. A user may signal the agent alone, too. The agent
+must pass a signal on in the second case, and must not in the first: a worker that gets it twice may
+treat the second one as an order to end without saving.
 
 The witness is started like a worker, in a session of its own, with all signals blocked. So each
 signal that it receives stays pending, and the kernel lists it in /proc at once.

@@ -1,8 +1,8 @@
 """`--requeue`: ask Slurm to start this job again once its state is saved.
 
 ```
-signal, --max-time  ->  checkpoint complete  ->  scontrol requeue JOB  ->  exit with 75
-                                                 Slurm ends the job and starts it again: --resume auto
+signal, --max-time -> checkpoint complete -> scontrol requeue JOB -> exit with 75
+                                             Slurm ends the job and starts it again: --resume auto
 ```
 
 Slurm counts the starts in SLURM_RESTART_COUNT. Where `scontrol` is missing, as in many containers,

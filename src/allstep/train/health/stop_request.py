@@ -189,8 +189,7 @@ def ignore_stop_signals() -> Iterator[None]:
 def _exit_without_saving(number: int, first: Callable[[], None]) -> NoReturn:
     """Report the signal, call `first`, and end the process with "resubmit me"."""
     line = (
-        f"allstep: stopped by {name_of(number)} while no step was running:"
-        " there is nothing to save"
+        f"allstep: stopped by {name_of(number)} while no step was running: there is nothing to save"
     )
     os.write(2, f"{line}\n".encode())
     try:
