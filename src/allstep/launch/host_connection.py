@@ -19,6 +19,7 @@ from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Hello
 from allstep.process import stop_signals
 from allstep.process.pipe import chunks_now
+from allstep.process.python import run_module
 
 # Characters that are kept of ssh's standard error: errors quote its last line.
 _MAX_STDERR = 1 << 16
@@ -29,9 +30,11 @@ class HostConnection:
     """The launcher's connection to one host.
 
     ranks: the ranks on this host. link: to its agent. pid: the agent, if it is a child of the
-    launcher. process: ssh or srun, for another host. by_srun: it is srun. hello: the agent's first
-    message, None before it. groups: the process groups of workers on this machine. over: the
+    launcher. process: ssh or srun, for another host, or an agent on this machine that was not
+    forked. is_here: that agent is on this machine. by_srun: srun has started it. hello: the agent's
+    first message, None before it. groups: the process groups of workers on this machine. over: the
     launcher no longer uses the connection. stderr_tail: the end of standard error of ssh or srun.
+    has_ended: `end` was called.
     """
 
     host: Host
@@ -39,16 +42,18 @@ class HostConnection:
     link: Link
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
+    is_here: bool = False
     by_srun: bool = False
     hello: Hello | None = None
     groups: list[int] = field(default_factory=list)
     over: bool = False
     stderr_tail: str = ""
+    has_ended: bool = False
 
     @property
     def remote(self) -> bool:
         """Return whether the agent is on another host."""
-        return self.process is not None
+        return self.process is not None and not self.is_here
 
     @property
     def label(self) -> str:
@@ -57,7 +62,7 @@ class HostConnection:
 
     def why_it_did_not_start(self) -> str:
         """Return, in one line, why the link ended before the hello."""
-        if self.process is None:
+        if not self.remote or self.process is None:
             return f"the agent on {self.label} ended before its hello"
         code = _wait(self.process)
         self.read_stderr()
@@ -66,7 +71,7 @@ class HostConnection:
 
     def why_it_ended(self) -> str:
         """Return, as part of a sentence, why the link ended after the hello."""
-        if self.process is None:
+        if not self.remote:
             return "its agent was killed"
         last = self.last_error()
         return f"the connection to it ended ({last})" if last else "the connection to it ended"
@@ -96,7 +101,11 @@ class HostConnection:
                 os.killpg(group, signal.SIGKILL)
 
     def end(self) -> None:
-        """End the agent, or ssh, and close the connection."""
+        """End the agent, or ssh, and close the connection, once."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        self.link.close()
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -132,22 +141,40 @@ def open_connections(job: Job) -> list[HostConnection]:
         connections.append(
             _fork_agent(host, ranks, [connection.link.read_fd for connection in connections])
         )
-    connections += [_start_agent(host, ranks, job) for host, ranks in elsewhere]
+    connections += [open_connection(host, ranks, job, here=False) for host, ranks in elsewhere]
     return sorted(connections, key=lambda connection: connection.ranks[0])
 
 
-def _start_agent(host: Host, ranks: Sequence[int], job: Job) -> HostConnection:
+def open_connection(host: Host, ranks: Sequence[int], job: Job, *, here: bool) -> HostConnection:
+    """Start an agent as a process; it has sent no hello yet.
+
+    here: on this machine, unless `job.srun`. Raises ConfigError if there is no such ssh command.
+    """
+    here = here and not job.srun
+    process = _start_agent_here(host.label) if here else _start_agent(host, job)
+    assert process.stdin and process.stdout
+    if process.stderr is not None:
+        os.set_blocking(process.stderr.fileno(), False)
+    link = Link(process.stdout.fileno(), process.stdin.fileno(), TO_LAUNCHER)
+    return HostConnection(host, ranks, link, process=process, is_here=here, by_srun=job.srun)
+
+
+def _start_agent(host: Host, job: Job) -> subprocess.Popen[bytes]:
     """Start the agent of another host by ssh or srun."""
     extra = [job.env[stop_signals.VARIABLE]] if job.env.get(stop_signals.VARIABLE) else []
     if job.srun:
-        env = srun.forwarded(job.env, job.env_only)
-        process = srun.start_agent(host.name, env, *extra)
-    else:
-        process = ssh.start_agent(host.name, host.label, job.ssh, *extra)
-    assert process.stdin and process.stdout and process.stderr
-    os.set_blocking(process.stderr.fileno(), False)
-    link = Link(process.stdout.fileno(), process.stdin.fileno(), TO_LAUNCHER)
-    return HostConnection(host, ranks, link, process=process, by_srun=job.srun)
+        return srun.start_agent(host.name, srun.forwarded(job.env, job.env_only), *extra)
+    return ssh.start_agent(host.name, host.label, job.ssh, *extra)
+
+
+def _start_agent_here(label: str) -> subprocess.Popen[bytes]:
+    # Its standard error is ours, as that of a forked agent is.
+    return subprocess.Popen(
+        run_module("allstep.launch.agent_main", label, "here"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def _fork_agent(host: Host, ranks: range, others: list[int]) -> HostConnection:
