@@ -182,8 +182,8 @@ def test_a_requeued_job_resumes_and_is_requeued_no_more_than_asked(
     job.wait(lambda: has_checkpoint(tmp_path, "one-node"))
     job.control("scancel", "--batch", "-s", "USR1", job.number)
     job.wait(lambda: job.field("Restarts") == "1")
-    # Slurm would wait for two minutes.
-    job.wait(lambda: job.field("JobState") == "PENDING")
+    # Slurm would wait for two minutes, in which the first start has ended.
+    job.wait(lambda: job.field("JobState") == "PENDING" and job.slurm.is_idle())
     job.control("scontrol", "update", f"JobId={job.number}", "StartTime=now")
     job.wait_for("  resumes    after ")
     assert "it was requeued 1 times, --max-requeues is 1" in job.text()
