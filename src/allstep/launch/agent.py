@@ -90,7 +90,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.workers: dict[int, Worker] = {}
         self.running: set[int] = set()
-        self.leaves_nothing = False
+        self.is_elastic = False
         # Rank and exit code of ended workers that have not been reported.
         self._ended: list[tuple[int, int]] = []
         self.done = False
@@ -208,7 +208,7 @@ class Agent:
     def _on_start(self, message: Start) -> None:
         """Start the workers; send a `Problem` if that fails."""
         self.lost_seconds, self.beat_seconds = message.lost, message.beat
-        self.leaves_nothing = message.leaves_nothing
+        self.is_elastic = message.is_elastic
         try:
             common = self._prepare(message)
             for worker in message.workers:
@@ -244,17 +244,14 @@ class Agent:
     def _reach_store(self, message: Start) -> tuple[str, int]:
         """Return the first of the store's addresses that answers from this host."""
         try:
-            client = wire.Client(
-                list(message.store), message.token, timeout=5.0 if self.remote else 10.0
+            return wire.find_address(
+                message.store, message.token, timeout=5.0 if self.remote else 10.0
             )
         except OSError as error:
             raise CannotStart(
                 f"cannot reach the launcher: {error}; check for a firewall between the hosts, or"
                 " set another interface with --iface"
             ) from error
-        found = client.server_address
-        client.close()
-        return found
 
     def _start(self, worker: WorkerOrder, common: dict[str, str], message: Start) -> None:
         """Start one worker with the environment `common` and its own variables."""
@@ -297,7 +294,7 @@ class Agent:
         worker = self.workers[rank]
         self.selector.unregister(worker.life)
         code = worker.process.wait()
-        if self.leaves_nothing:
+        if self.is_elastic:
             self._signal_one(rank, signal.SIGKILL)
         for stream in self.streams:
             if stream.rank == rank:
@@ -362,7 +359,8 @@ def _interface_variable(name: str, message: Start, env: dict[str, str]) -> dict[
     """
     if message.iface:
         return {name: message.iface}
-    if name in env:
+    # The ranks of an elastic run choose it in each world: hosts may join that are not known yet.
+    if name in env or message.is_elastic:
         return {}
     if not message.peers:
         return {name: "lo"} if name.startswith("GLOO") else {}

@@ -13,14 +13,14 @@ from allstep.world import World
 def nodes_of(cards: list[dict[str, Any]]) -> list[str]:
     """Return the host of each rank.
 
-    Ranks of one machine to which the launcher gave the same local rank are on different hosts for
-    the launcher (hosts simulated on one machine), and its view counts.
+    Ranks of one machine to which the launcher gave different host names, or the same local rank,
+    are on different hosts for the launcher (hosts simulated on one machine), and its view counts.
     """
-    seen: Counter[tuple[str, int]] = Counter()
+    seen: Counter[tuple[str, str, int]] = Counter()
     nodes = []
     for card in cards:
-        place = (card["node"], card["local_rank"])
-        nodes.append(f"{card['node']} #{seen[place]}")
+        place = (card["node"], card["host"], card["local_rank"])
+        nodes.append(f"{card['node']} {card['host']} #{seen[place]}")
         seen[place] += 1
     return nodes
 
@@ -53,8 +53,8 @@ def choose_interface(world: World, cards: list[dict[str, Any]]) -> dict[str, str
     Return those that were not set before. Without them, a host name that resolves to 127.0.1.1, as
     it often does, would mislead both.
     """
-    nodes = nodes_of(cards)
-    others = [card for card, node in zip(cards, nodes, strict=True) if node != nodes[world.rank]]
+    # Hosts that are simulated on this machine are reached by loopback too.
+    others = [card for card in cards if card["node"] != cards[world.rank]["node"]]
     addresses = [
         *(address for card in others for address in card["addresses"][:1]),
         *cards[world.rank]["addresses"][1:],
