@@ -166,7 +166,7 @@ def _step_measure(framework: str) -> Callable[..., "StepResult"]:
 
 @bench.command()
 def recover(repetitions: Repetitions = 9, json: Json = None) -> None:
-    """Measure how long a run stands still when one of its workers is killed.
+    """Measure how long a run pauses when one of its workers is killed.
 
     Compared are an elastic run of allstep and torchrun with --max-restarts; also how long workers
     take to form a world of 2 and of 7.

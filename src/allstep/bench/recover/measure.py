@@ -1,4 +1,4 @@
-"""How long does a run stand still when a worker is killed?
+"""How long does a run pause when a worker is killed?
 
 | contender | what it is |
 |---|---|
@@ -193,7 +193,7 @@ def _kill_one(contender: RecoverContender, number: int) -> tuple[float, Mapping[
     """Return when a worker was killed, and the notes of the others from then on, by pid."""
     with tempfile.TemporaryDirectory(prefix="allstep-bench-") as name:
         folder = Path(name)
-        command = [str(folder) if word == "FOLDER" else word for word in contender.command]
+        command = [str(folder) if part == "FOLDER" else part for part in contender.command]
         env = {**environment_of(LaunchContender(contender.name, ())), "OMP_NUM_THREADS": "1"}
         with (folder / "output").open("w") as sink:
             process = subprocess.Popen(
