@@ -108,7 +108,9 @@ def _former(name: str, count: int, kind: str) -> RecoverContender:
 
 def _elastic(count: int, *worker: str) -> tuple[str, ...]:
     np = ("-np", str(count), "--min-np", "2", "--max-np", str(count))
-    return tuple(run_module("allstep", "run", *np, *run_module(f"{__package__}.worker", *worker)))
+    return tuple(
+        run_module("allstep", "run", *np, *run_module(f"{__package__}.elastic_worker", *worker))
+    )
 
 
 def measure_recover(
