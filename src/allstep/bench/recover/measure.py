@@ -3,9 +3,9 @@
 | contender | what it is |
 |---|---|
 | allstep, hvd.elastic | a small CNN in three workers of `allstep run --min-np 2` |
-| torchrun --max-restarts | the same training with DDP on Gloo and a checkpoint every ten steps |
+| torchrun, restarted | the same training with DDP on Gloo and a checkpoint every ten steps |
 | torchft | listed as missing: it is not installed, or this bench has no script for it |
-| allstep, 2 GB | the killed worker holds two gigabytes, which the kernel frees first |
+| allstep, 2 GB killed | the killed worker holds two gigabytes, which the kernel frees first |
 
 The bench starts each contender, waits until all workers have trained some steps, kills one with
 SIGKILL, and reads from the workers' notes when they noticed it, had a new world, and finished a
@@ -108,7 +108,9 @@ def _former(name: str, count: int, kind: str) -> RecoverContender:
 
 def _elastic(count: int, *worker: str) -> tuple[str, ...]:
     np = ("-np", str(count), "--min-np", "2", "--max-np", str(count))
-    return tuple(run_module("allstep", "run", *np, *run_module(f"{__package__}.worker", *worker)))
+    return tuple(
+        run_module("allstep", "run", *np, *run_module(f"{__package__}.elastic_worker", *worker))
+    )
 
 
 def measure_recover(

@@ -20,8 +20,8 @@ from rich.table import Table
 from allstep.bench.result import Missing, absences, document
 from allstep.console.rich_table import figure_columns
 
-ALLSTEP, TORCHRUN, TORCHFT = "allstep, hvd.elastic", "torchrun --max-restarts", "torchft"
-LARGE = "allstep, 2 GB in the killed worker"
+ALLSTEP, TORCHRUN, TORCHFT = "allstep, hvd.elastic", "torchrun, restarted", "torchft"
+LARGE = "allstep, 2 GB killed"
 # Seconds on a quiet machine.
 NOTICED_TARGET, REST_TARGET = 0.1, 0.3
 # torchrun takes at least this many times as long.
@@ -88,7 +88,7 @@ class RecoverResult:
         return Group(title, self._gaps(), "forming a world with 3 groups", self._forming())
 
     def _gaps(self) -> Table:
-        figures = ["median s", "min", "max", "noticed", "formed", "first step", "/allstep"]
+        figures = ["median", "min", "max", "noticed", "formed", "step", "/allstep"]
         table = figure_columns([""], figures)
         for row in self.rows:
             gaps, ratio = row.gaps, self.ratio(row)

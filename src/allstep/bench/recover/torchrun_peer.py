@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from allstep.bench.recover.notes import Notebook
-from allstep.bench.recover.task import small_cnn, train_step
+from allstep.bench.recover.small_cnn_task import small_cnn, train_step
 
 _STEPS_PER_CHECKPOINT = 10
 

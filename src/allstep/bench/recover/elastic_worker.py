@@ -1,7 +1,7 @@
 """A worker of `allstep bench recover`, in an elastic run.
 
-    python -m allstep.bench.recover.worker train FOLDER [MB]
-    python -m allstep.bench.recover.worker form|form-new FOLDER
+    python -m allstep.bench.recover.elastic_worker train FOLDER [MB]
+    python -m allstep.bench.recover.elastic_worker form|form-new FOLDER
 
 `train` trains a small CNN as a script with `hvd.elastic` does; rank 1 also holds MB megabytes.
 `form` has the three groups of a training run (default, engine, gradients) and sums on them until a
@@ -17,7 +17,7 @@ import torch.distributed as dist
 import allstep.torch as hvd
 from allstep import comm
 from allstep.bench.recover.notes import Notebook
-from allstep.bench.recover.task import small_cnn, train_step
+from allstep.bench.recover.small_cnn_task import small_cnn, train_step
 from allstep.comm.group.init import group_for
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.join.membership import membership
