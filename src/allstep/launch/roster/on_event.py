@@ -178,7 +178,8 @@ def _start_failed(state: ElasticState, event: StartFailed) -> None:
 def _fail_to_start(
     state: ElasticState, worker: LivingWorker, event: StartFailed | HostLost
 ) -> None:
-    if state.is_offered(worker, event.at):
+    # At the end of a run it is not needed any more.
+    if state.is_offered(worker, event.at) and state.stage is not Stage.FINISHING:
         failure = Failure(worker.number, worker.host, 1, event.at, lost=event.why)
         state.losses.before_joining.append(Loss(worker.number, failure))
         state.exclude(worker, event.at, did_not_start=True)
