@@ -104,7 +104,11 @@ class Submitted:
         end = time.monotonic() + 100
         while not condition():
             if time.monotonic() > end:
-                pytest.fail(f"job {self.number}: {self.field('JobState')}\n{self.text()}")
+                logs = "".join(
+                    self.slurm.supervisor.log(f"{each}.log")[-1500:]
+                    for each in ("slurmctld", "slurmd.node1")
+                )
+                pytest.fail(f"job {self.number}:\n{self.text()}\n{logs}")
             time.sleep(0.2)
 
     def wait_for(self, text: str, times: int = 1) -> None:
@@ -182,9 +186,10 @@ def test_a_requeued_job_resumes_and_is_requeued_no_more_than_asked(
     job.wait(lambda: has_checkpoint(tmp_path, "one-node"))
     job.control("scancel", "--batch", "-s", "USR1", job.number)
     job.wait(lambda: job.field("Restarts") == "1")
-    # Slurm would wait for two minutes, in which the first start has ended.
+    # Slurm would wait for two minutes. A start within about a second of the end of the first one
+    # fails: "Job credential revoked".
     job.wait(lambda: job.field("JobState") == "PENDING" and job.slurm.is_idle())
-    job.control("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+    job.control("scontrol", "update", f"JobId={job.number}", "StartTime=now+4seconds")
     job.wait_for("  resumes    after ")
     assert "it was requeued 1 times, --max-requeues is 1" in job.text()
     epochs = job.text().count("validation")
