@@ -22,7 +22,7 @@ def keep(error: Exception, text: str) -> None:
 
 
 def original(error: BaseException) -> Exception | None:
-    """Return the error that `error` of a framework stands for; None if it is none of ours."""
+    """Return the error that a framework replaced by `error`; None if it is none of ours."""
     is_found = _kept.text and _kept.error is not error and _kept.text in str(error)
     return _kept.error if is_found else None
 

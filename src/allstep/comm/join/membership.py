@@ -162,3 +162,9 @@ _process = _State()
 def membership() -> Membership | None:
     """Return the membership of this process; None in a fixed world."""
     return _process.get()
+
+
+def current_generation() -> int | None:
+    """Return the generation that this process has joined last; None in a fixed world."""
+    member = membership()
+    return None if member is None or member.place is None else member.place.generation

@@ -38,6 +38,9 @@ class StateHandler:
         """Take over rank 0's value. A collective."""
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Prepare the value for another world, in which it may not be synchronized."""
+
     def set_value(self, value: Any) -> None:
         """Replace the value, and save the new one."""
         self.value = value
@@ -76,11 +79,19 @@ class OptimizerStateHandler(_CopyOfState):
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
-class SamplerStateHandler(_CopyOfState):
-    """The handler of a sampler's progress."""
+class SchedulerStateHandler(_CopyOfState):
+    """The handler of a learning rate scheduler."""
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+
+
+class SamplerStateHandler(SchedulerStateHandler):
+    """The handler of a sampler's progress."""
+
+    def reset(self) -> None:
+        """Distribute the remaining samples among the ranks of the new world."""
+        self.value.reset()
 
 
 class _Registry:
@@ -89,6 +100,7 @@ class _Registry:
     table: list[tuple[type, type[StateHandler]]] = [  # noqa: RUF012
         (torch.nn.Module, ModelStateHandler),
         (torch.optim.Optimizer, OptimizerStateHandler),
+        (torch.optim.lr_scheduler.LRScheduler, SchedulerStateHandler),
         (ElasticSampler, SamplerStateHandler),
     ]
 
@@ -142,6 +154,12 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
+
+    def reset(self) -> None:
+        """Prepare the values for the new world."""
+        for handler in self._handlers.values():
+            handler.reset()
+        super().reset()
 
     def __getattr__(self, name: str) -> Any:
         handlers = self.__dict__.get("_handlers", {})
