@@ -173,7 +173,7 @@ def challenged(port: int) -> tuple[socket.socket, bytes]:
         lambda right, nonce, port: pack(unpack(right[4:])[::-1]),
         lambda right, nonce, port: pack([*unpack(right[4:]), b""]),
         lambda right, nonce, port: pack([b"", *unpack(right[4:])[1:]]),
-        lambda right, nonce, port: pack([nonce, b"", unpack(right[4:])[2]]),
+        lambda right, nonce, port: pack([nonce, *unpack(right[4:])[1:]]),
         lambda right, nonce, port: pack([]),
         lambda right, nonce, port: LENGTH.pack(1 << 30) + right,
     ],

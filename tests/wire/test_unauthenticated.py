@@ -134,12 +134,12 @@ def test_a_slow_client_that_had_to_make_room_connects_again(
     """It must not take the end of its connection for a wrong token."""
     introduce, strangers = client.introduce, []
 
-    def slow(*arguments: object) -> None:
+    def slow(*arguments: object, **options: object) -> None:
         if not strangers:
             time.sleep(2 * GRACE_SECONDS)
             strangers.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
             assert strangers[0].recv(32), "the stranger is in, so the client is out"
-        introduce(*arguments)
+        return introduce(*arguments, **options)
 
     monkeypatch.setattr(client, "introduce", slow)
     with Server(TOKEN, auth_seconds=600, max_unauthenticated=1) as server:

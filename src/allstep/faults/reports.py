@@ -129,5 +129,6 @@ class Reports:
         with self._lock:
             if self._client is None:
                 addresses = wire.parse_addresses(address)
-                self._client = wire.Client(addresses, token, timeout=_STORE_SECONDS)
+                ticket = os.environ.get(keys.TICKET, "")
+                self._client = wire.Client(addresses, token, _STORE_SECONDS, ticket)
             return self._client

@@ -36,6 +36,7 @@ from allstep.launch.messages import (
     Lines,
     Message,
     Problem,
+    Received,
     Signal,
     Started,
 )
@@ -45,6 +46,7 @@ from allstep.launch.output.writer import Output
 from allstep.launch.run_events import (
     Exited,
     Greeted,
+    HostSignaled,
     KillAll,
     LeaveHost,
     LinkEnded,
@@ -81,6 +83,8 @@ class Launcher:
         self.began = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.token = wire.new_token()
+        # In an elastic run: those of its workers.
+        self.tickets: wire.Tickets | None = None
         self.store: wire.Server | None = None
         self.beater: threading.Thread | None = None
         self.ended = threading.Event()
@@ -100,11 +104,12 @@ class Launcher:
 
         Returns the exit code; raises UserError if a host cannot start its workers.
         """
-        self.watch(open_connections(self.job.hosts, self.job.ssh))
-        self._listen()
+        self.watch(self._open_connections())
+        for host, connection in enumerate(self.connections):
+            self._listen_to(host, connection)
         with (
-            caught_signals() as signals,
-            wire.Server(self.token, self._bind_address()) as self.store,
+            caught_signals(self.job.env) as signals,
+            wire.Server(self.token, self._bind_address(), tickets=self.tickets) as self.store,
         ):
             self.selector.register(
                 signals, selectors.EVENT_READ, lambda: self._on_signals(signals.recv(64))
@@ -125,14 +130,20 @@ class Launcher:
         self.output.close()
         return self._conclude()
 
-    def _listen(self) -> None:
-        """Register the links, and the standard error of each ssh, with the selector."""
-        for host, connection in enumerate(self.connections):
-            self.selector.register(connection.link.read_fd, selectors.EVENT_READ, host)
-            if connection.process is not None and connection.process.stderr is not None:
-                # A full pipe would stop ssh, and the agent with it.
-                read = functools.partial(self._read_stderr, connection, connection.process.stderr)
-                self.selector.register(connection.process.stderr, selectors.EVENT_READ, read)
+    def _open_connections(self) -> Sequence[HostConnection]:
+        """Start an agent on every host of the job."""
+        return open_connections(self.job)
+
+    def _listen_to(self, host: int, connection: HostConnection) -> None:
+        """Register a link, and the standard error of its ssh, with the selector."""
+        self.selector.register(connection.link.read_fd, selectors.EVENT_READ, host)
+        if connection.process is not None and connection.process.stderr is not None:
+            # A full pipe would stop ssh, and the agent with it.
+            read = functools.partial(self._read_stderr, connection, connection.process.stderr)
+            self.selector.register(connection.process.stderr, selectors.EVENT_READ, read)
+        if connection.remote and self.beater is None:
+            self.beater = threading.Thread(target=self._beat, name="allstep-beat", daemon=True)
+            self.beater.start()
 
     def _moment(self) -> float:
         """Return the seconds since the start of the run, which is the time of events."""
@@ -148,9 +159,6 @@ class Launcher:
 
     def _wait_for_hellos(self) -> None:
         """Wait for the hello of every agent."""
-        if self._remotes():
-            self.beater = threading.Thread(target=self._beat, name="allstep-beat", daemon=True)
-            self.beater.start()
         while self.state.may_start and (
             late := [connection for connection in self.connections if connection.hello is None]
         ):
@@ -165,7 +173,7 @@ class Launcher:
         printed = "".join(
             f"; {connection.label}: {came}"
             for connection in late
-            if (came := connection.link.what_came())
+            if (came := connection.link.what_came() or connection.last_error())
         )
         return (
             f"no answer from {', '.join(connection.label for connection in late)} within"
@@ -223,7 +231,7 @@ class Launcher:
         for decision in decisions:
             match decision:
                 case SendSignal():
-                    self._send(Signal(decision.number), decision.host)
+                    self._send(Signal(decision.number, confirms=False), decision.host)
                 case KillAll():
                     self._send(Kill())
                 case LeaveHost():
@@ -312,6 +320,8 @@ class Launcher:
             case Exit():
                 _check_rank(message, connection)
                 self.state.take(self._exited(now, message))
+            case Received():
+                self.state.take(HostSignaled(now, host, message.number))
             case Problem():
                 self.state.take(Refused(now, host, f"{message.text} (on {connection.label})"))
 

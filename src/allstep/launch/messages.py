@@ -14,7 +14,7 @@ a number that it keeps while its rank changes.
 
 ===========  =====================================================================================
 to agent     `Start`, `Signal`, `Kill`, `KillOne`, `Finish`, `Alive`
-from agent   `Hello`, `Started`, `Lines`, `Exit`, `Problem`, `Alive`
+from agent   `Hello`, `Started`, `Lines`, `Exit`, `Received`, `Problem`, `Alive`
 ===========  =====================================================================================
 """
 
@@ -88,9 +88,10 @@ class WorkerOrder:
 class Start(Message):
     """Start workers of the host: all at once, or in an elastic run one.
 
-    env: of all workers of the host. num_sharing: workers that will share its cores. leaves_nothing:
-    whether processes that a worker leaves behind are killed when it ends (else at the end of the
-    run). foreground: the rank that inherits the agent's standard output.
+    env: of all workers of the host. num_sharing: workers that will share its cores. is_elastic: the
+    world changes during the run. Processes that a worker leaves behind are then killed when it
+    ends, else at the end of the run; and workers choose the network interface themselves in each
+    world. foreground: the rank that inherits the agent's standard output.
     store: addresses of the launcher's store, in the order to try. peers: addresses of the other
     hosts. iface: the interface that the user set, or None. lost, beat: seconds (`allstep.limits`).
     """
@@ -108,15 +109,19 @@ class Start(Message):
     lost: float
     beat: float
     num_sharing: int
-    leaves_nothing: bool
+    is_elastic: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Signal(Message):
-    """Send this signal to the process groups of all running workers."""
+    """Send this signal to the process groups of all running workers, unless they have it already.
+
+    confirms: workers of an elastic run wait for a confirmation (`process.deferred_signals`).
+    """
 
     kind: ClassVar[str] = "signal"
     number: int
+    confirms: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +187,14 @@ class Exit(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Received(Message):
+    """The agent has received a signal, as Slurm sends it to the processes of a job step."""
+
+    kind: ClassVar[str] = "received"
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem(Message):
     """The host cannot start its workers; `text` is the reason, in one line."""
 
@@ -203,7 +216,7 @@ def channel(*kinds: type[Message], same_version: bool = True) -> Channel:
 
 
 TO_AGENT = channel(Start, Signal, Kill, KillOne, Finish, Alive)
-TO_LAUNCHER = channel(Lines, Hello, Started, Exit, Problem, Alive)
+TO_LAUNCHER = channel(Lines, Hello, Started, Exit, Received, Problem, Alive)
 
 
 def encode(message: Message) -> bytes:

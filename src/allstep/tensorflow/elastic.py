@@ -11,47 +11,19 @@
     train(hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0))
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import tensorflow as tf
 
-from allstep.hvd.basics import init as _init
-from allstep.hvd.basics import shutdown as _shutdown
-from allstep.hvd.elastic import ObjectState
-from allstep.hvd.elastic import run_fn as _run_fn
+from allstep.hvd.elastic import ObjectState, run
 from allstep.hvd.objects import broadcast_object
 from allstep.hvd.place import rank
+from allstep.tensorflow.bridge import to_torch
 from allstep.tensorflow.functions import broadcast_variables
-from allstep.tensorflow.tf_errors import as_of_contract
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
-
-
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a training function `func(state, ...)`, so that it survives changes of the world.
-
-    It starts with rank 0's state on all ranks, and starts again after the world has changed. A rank
-    that was lost inside a graph, which TensorFlow raises as UnknownError, counts too.
-    """
-
-    @functools.wraps(func)
-    def with_errors(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return func(*args, **kwargs)
-        except tf.errors.OpError as error:
-            known = as_of_contract(error)
-            if known is None:
-                raise
-            raise known from error
-
-    return _run_fn(with_errors, _reset)
-
-
-def _reset() -> None:
-    _shutdown()
-    _init()
 
 
 class _VariablesState(ObjectState):
@@ -66,7 +38,8 @@ class _VariablesState(ObjectState):
     ) -> None:
         self._find_variables, self._session = find_variables, session
         self._sync_op: Any = None
-        self._saved_values: list[Any] = self._values()
+        self._saved_values: list[Any] = []
+        self._saved_values = self._values()
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
 
     def save(self) -> None:
@@ -89,16 +62,18 @@ class _VariablesState(ObjectState):
         super().sync()
 
     def _values(self) -> list[Any]:
-        """Return copies of the values."""
+        """Return copies of the values, in the memory of the last ones where they fit."""
         variables = list(self._find_variables())
         if self._session is None:
-            return [_array(variable) for variable in variables]
+            room = [*self._saved_values, *[None] * len(variables)]
+            return [_copied(*pair) for pair in zip(variables, room, strict=False)]
         values: list[Any] = self._session.run(variables)
         return values
 
     def _set(self, variable: Any, value: Any) -> None:
         if self._session is None:
-            variable.assign(value)
+            # A variable may use the memory of what it is assigned.
+            variable.assign(value.copy())
         else:
             variable.load(value, self._session)
 
@@ -166,5 +141,15 @@ def _known_weights(model: Any) -> bool:
         return False
 
 
-def _array(variable: Any) -> Any:
-    return tf.convert_to_tensor(variable).numpy().copy()
+def _copied(variable: Any, room: Any) -> Any:
+    """Return a variable's value as an array, in `room` if that fits."""
+    tensor = tf.convert_to_tensor(variable)
+    try:
+        array = to_torch(tensor).numpy()
+    # torch or numpy does not know the type.
+    except (TypeError, ValueError):
+        array = tensor.numpy()
+    if room is None or (room.shape, room.dtype) != (array.shape, array.dtype):
+        return array.copy()
+    numpy.copyto(room, array)
+    return room

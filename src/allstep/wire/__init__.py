@@ -15,7 +15,8 @@ over both, the server its proof. The client sends no request to a server that ha
 token, so a forged store receives none. A peer without the token receives nothing but a nonce: it is
 closed after 5 s, or sooner when more than 64 unauthenticated connections are open
 (`unauthenticated`). Before it is closed it receives a frame "busy", so that a genuine but slow
-client connects again.
+client connects again. In an elastic run a client also proves a ticket, which the launcher has
+issued for one worker (`tickets`). Frames between hosts are signed (`signatures`).
 After the handshake, requests and replies alternate::
 
     request = operation | argument ...
@@ -32,15 +33,19 @@ A faulty rank can neither fill nor starve the store: values, replies and bytes i
 no request can end the server's thread.
 """
 
-from allstep.wire.client import Client, KeysLate, WaitEnded
+from allstep.wire.client import Client, KeysLate, WaitEnded, find_address
 from allstep.wire.frames import format_addresses, new_token, parse_addresses
 from allstep.wire.server import Server
+from allstep.wire.tickets import TicketRefused, Tickets
 
 __all__ = [
     "Client",
     "KeysLate",
     "Server",
+    "TicketRefused",
+    "Tickets",
     "WaitEnded",
+    "find_address",
     "format_addresses",
     "new_token",
     "parse_addresses",

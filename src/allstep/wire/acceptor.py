@@ -10,7 +10,7 @@ waits and calls them::
 
     acceptor = Acceptor(listener, token, selector, admit)
     while ...:
-        acceptor.run_once(until)    # calls admit(sock, who) for each peer that has proved the token
+        acceptor.run_once(until)    # calls admit(sock, admitted) for each peer that has proved it
 """
 
 import contextlib
@@ -20,8 +20,9 @@ import socket
 import time
 from collections.abc import Callable
 
-from allstep.wire.frames import BUSY, LENGTH, pack
-from allstep.wire.handshake import MAX_HELLO_BYTES, Challenge
+from allstep.wire.frames import BUSY, LENGTH, is_loopback, pack
+from allstep.wire.handshake import MAX_HELLO_BYTES, Admitted, Challenge
+from allstep.wire.tickets import TicketRefused, Tickets
 from allstep.wire.timeouts import HOUR, bounded
 from allstep.wire.unauthenticated import AUTH_SECONDS, GRACE_SECONDS, MAX_OPEN, Unauthenticated
 
@@ -53,9 +54,11 @@ class Acceptor:
 
     Args:
         admit: called with the socket (non-blocking) of each peer that has proved the token, and
-            with the identity that the peer states. The acceptor does not use that socket again.
+            with the result of the handshake. The acceptor does not use that socket again.
         seconds: time in which a connection must prove the token.
         max_open: upper limit of unauthenticated connections.
+        tickets: admit only peers that have one of these; None for all that know the token.
+        signs: sign the frames of peers on other hosts.
     """
 
     def __init__(
@@ -63,15 +66,20 @@ class Acceptor:
         listener: socket.socket,
         token: str,
         selector: selectors.BaseSelector,
-        admit: Callable[[socket.socket, bytes], None],
+        admit: Callable[[socket.socket, Admitted], None],
         seconds: float = AUTH_SECONDS,
         max_open: int = MAX_OPEN,
+        *,
+        tickets: Tickets | None = None,
+        signs: bool = False,
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self._listener = listener
         self._token = token
         self._selector = selector
         self._admit = admit
+        self._tickets = tickets
+        self._signs = signs
         self._unauthenticated: Unauthenticated[_Peer] = Unauthenticated(seconds, max_open)
         # The time at which a pause of accepting ends.
         self._accept_again = _NEVER
@@ -108,7 +116,7 @@ class Acceptor:
         if self._unauthenticated.full and not self._make_room():
             return
         try:
-            sock, _address = self._listener.accept()
+            sock, address = self._listener.accept()
         # The peer has closed the connection meanwhile.
         except (BlockingIOError, ConnectionAbortedError):
             return
@@ -116,7 +124,8 @@ class Acceptor:
         except OSError:
             self._make_room()
             return
-        self._greet(_Peer(sock, Challenge(self._token, self.port)))
+        signs = self._signs and not is_loopback(address[0])
+        self._greet(_Peer(sock, Challenge(self._token, self.port, self._tickets, signs=signs)))
 
     def _make_room(self) -> bool:
         """Close the oldest unauthenticated connection; if it is too new, pause, return False."""
@@ -158,16 +167,20 @@ class Acceptor:
                 self._admit_peer(peer, hello)
         except BlockingIOError:
             return
+        except TicketRefused as refused:
+            with contextlib.suppress(OSError):
+                peer.sock.send(refused.reply)
+            self._drop(peer)
         # Closed, malformed, or the wrong token: this ends the one connection only.
         except Exception:
             self._drop(peer)
 
     def _admit_peer(self, peer: _Peer, hello: bytes) -> None:
-        who, reply = peer.challenge.check(hello)
-        peer.sock.send(reply)
+        admitted = peer.challenge.check(hello)
+        peer.sock.send(admitted.reply)
         self._unauthenticated.discard(peer)
         self._selector.unregister(peer.sock)
-        self._admit(peer.sock, who)
+        self._admit(peer.sock, admitted)
 
     def _close_overdue(self) -> None:
         for peer in self._unauthenticated.overdue(time.monotonic()):

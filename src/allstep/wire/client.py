@@ -13,12 +13,15 @@ from allstep.wire.frames import (
     MAX_FRAME,
     Fields,
     format_addresses,
+    is_loopback,
     pack,
     plain_address,
     receive_reply,
     unpack,
 )
 from allstep.wire.handshake import Busy, WrongToken, introduce
+from allstep.wire.signatures import TAG_NBYTES, Signatures
+from allstep.wire.tickets import TicketRefused
 from allstep.wire.timeouts import HOUR, bounded, checked
 
 
@@ -43,18 +46,24 @@ class Client:
 
     `addresses` may list several (host, port) pairs of one server: the client uses the first that
     answers. `token` is the secret of the run. `timeout` is the number of seconds to wait for a
-    first connection (default 30).
+    first connection (default 30). `ticket` is that of a worker of an elastic run.
 
     Raises ConnectionError if no address answers within `timeout` seconds or the store ends,
-    PermissionError if the server rejects the token or cannot prove that it knows it, and KeysLate
-    (a TimeoutError with `keys`) if a key is not set in time.
+    PermissionError if the server rejects the token or cannot prove that it knows it, TicketRefused
+    if it does not admit the ticket, and KeysLate (a TimeoutError with `keys`) if a key is not set
+    in time.
     """
 
     def __init__(
-        self, addresses: Sequence[tuple[str, int]], token: str, timeout: float = 30.0
+        self,
+        addresses: Sequence[tuple[str, int]],
+        token: str,
+        timeout: float = 30.0,
+        ticket: str = "",
     ) -> None:
         self._addresses = list(addresses)
         self._token = token
+        self._ticket = ticket
         self._timeout = checked(timeout)
         self._local = threading.local()
         # The connections of all threads.
@@ -72,8 +81,7 @@ class Client:
     @property
     def server_address(self) -> tuple[str, int]:
         """Return the address at which the store answered."""
-        name = self._socket().getpeername()
-        return plain_address(name[0]), name[1]
+        return _peer_of(self._socket())
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key, and replace its value if it has one."""
@@ -191,8 +199,13 @@ class Client:
             # settimeout is a system call, and most requests have the same timeout.
             if sock.gettimeout() != timeout:
                 sock.settimeout(timeout)
-            sock.sendall(frame)
-            return unpack(receive_reply(sock))
+            signatures: Signatures | None = self._local.signatures
+            if signatures is None:
+                sock.sendall(frame)
+                return unpack(receive_reply(sock))
+            sock.sendall(signatures.sent.sign(frame))
+            reply = receive_reply(sock, MAX_FRAME + TAG_NBYTES)
+            return unpack(signatures.received.check(reply))
         # A reply may still be in flight, so requests and replies no longer alternate here.
         except BaseException as error:
             self.close()
@@ -209,12 +222,12 @@ class Client:
         """
         sock: socket.socket | None = getattr(self._local, "sock", None)
         if sock is None or self._local.pid != os.getpid():
-            sock = self._connect()
+            sock, self._local.signatures = self._connect()
             self._local.sock, self._local.pid = sock, os.getpid()
             self._open.add(sock)
         return sock
 
-    def _connect(self) -> socket.socket:
+    def _connect(self) -> tuple[socket.socket, Signatures | None]:
         """Open an authenticated connection to the first address that answers."""
         if self._abandoned:
             raise ConnectionError("this process has abandoned the store")
@@ -224,11 +237,14 @@ class Client:
             reasons = []
             for address in self._addresses:
                 try:
-                    sock = _open_connection(address, self._token, each)
+                    opened = _open_connection(address, self._token, self._ticket, each)
                 except WrongToken:
                     if len(self._addresses) == 1:
                         raise
                     reasons.append(f"{format_addresses([address])}: the store of another run")
+                # The store has proved the token, and will not change its mind.
+                except TicketRefused:
+                    raise
                 # UnicodeError: a host name that cannot be looked up, such as "a..b".
                 except (OSError, UnicodeError) as error:
                     busy = isinstance(error, Busy)
@@ -236,7 +252,7 @@ class Client:
                 else:
                     # Further threads need not try the other addresses.
                     self._addresses = [address]
-                    return sock
+                    return opened
             # A store that was connected before and no longer listens will not come back. Retry
             # only the first connection, and a store that is busy with unauthenticated peers.
             timeout = 0.0 if self._was_connected and not busy else self._timeout
@@ -248,6 +264,22 @@ class Client:
             time.sleep(0.05)
 
 
+def find_address(
+    addresses: Sequence[tuple[str, int]], token: str, timeout: float
+) -> tuple[str, int]:
+    """Return the first address at which the store answers and proves the token.
+
+    It need not admit this process. Raises what `Client` raises.
+    """
+    try:
+        client = Client(addresses, token, timeout)
+    except TicketRefused as refused:
+        return refused.address
+    found = client.server_address
+    client.close()
+    return found
+
+
 def _frame(operation: str, arguments: Sequence[str | bytes]) -> bytes:
     """Return the frame of a request; ValueError if it is longer than the store accepts."""
     fields = [item.encode() if isinstance(item, str) else item for item in (operation, *arguments)]
@@ -257,17 +289,28 @@ def _frame(operation: str, arguments: Sequence[str | bytes]) -> bytes:
     return frame
 
 
-def _open_connection(address: tuple[str, int], token: str, timeout: float) -> socket.socket:
+def _peer_of(sock: socket.socket) -> tuple[str, int]:
+    host, port, *_ = sock.getpeername()
+    return plain_address(host), port
+
+
+def _open_connection(
+    address: tuple[str, int], token: str, ticket: str, timeout: float
+) -> tuple[socket.socket, Signatures | None]:
     """Connect and run the client's side of the handshake, within `timeout` seconds."""
     started = time.monotonic()
     sock = socket.create_connection(address, timeout=timeout)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        introduce(sock, token, timeout - (time.monotonic() - started))
+        left, signs = timeout - (time.monotonic() - started), not is_loopback(sock.getpeername()[0])
+        return sock, introduce(sock, token, left, ticket=ticket, signs=signs)
+    except TicketRefused as refused:
+        refused.address = _peer_of(sock)
+        sock.close()
+        raise
     except WrongToken as error:
         sock.close()
         raise WrongToken(f"the store at {format_addresses([address])}: {error}") from error
     except BaseException:
         sock.close()
         raise
-    return sock

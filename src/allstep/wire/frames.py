@@ -68,11 +68,12 @@ def receive_frame(
     return receive(sock, size, end)
 
 
-def receive_reply(sock: socket.socket) -> bytes:
+def receive_reply(sock: socket.socket, max_nbytes: int = MAX_FRAME) -> bytes:
     """Receive the one frame that a blocking socket's peer owes, and return its body.
 
-    Raises ConnectionError for bytes after the frame. A short reply takes one read, where
-    `receive_frame` needs two: it must not read beyond a frame that another one may follow.
+    Raises ConnectionError for more than `max_nbytes` bytes, and for bytes after the frame. A
+    short reply takes one read, where `receive_frame` needs two: it must not read beyond a frame
+    that another one may follow.
     """
     data = bytearray()
     size = None
@@ -85,9 +86,9 @@ def receive_reply(sock: socket.socket) -> bytes:
         data += chunk
         if size is None and len(data) >= LENGTH.size:
             size = LENGTH.size + LENGTH.unpack_from(data)[0]
-            if size > LENGTH.size + MAX_FRAME:
+            if size > LENGTH.size + max_nbytes:
                 raise ConnectionError(
-                    f"received a reply of {size} bytes; expected at most {MAX_FRAME}"
+                    f"received a reply of {size} bytes; expected at most {max_nbytes}"
                 )
     if len(data) > size:
         raise ConnectionError(f"received {len(data) - size} bytes after a reply")
@@ -141,3 +142,8 @@ def format_addresses(pairs: Iterable[tuple[str, int]]) -> str:
 def plain_address(address: str) -> str:
     """Return an IPv4 address without the prefix `::ffff:` that a dual-stack socket puts first."""
     return address.removeprefix("::ffff:")
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only processes of this host can have this address."""
+    return plain_address(address).startswith("127.") or address == "::1"

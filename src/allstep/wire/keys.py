@@ -11,22 +11,23 @@ key                              writer    value
                                            counter)
 `allstep/fault/<n>`              rank      JSON: the n-th injected fault, from 1
                                            (`faults.reports`): `fault`, `rank`, `text`
-`elastic/ask/<ticket>/<n>`       worker    JSON: it waits for its n-th place. `card`: host, pid,
+`elastic/ask/<worker>/<n>`       worker    JSON: it waits for its n-th place. `card`: host, pid,
                                            cores, addresses. `generation`: the one that it left,
                                            or null. `updates`: how many it has applied
-`elastic/place/<ticket>/<n>`     launcher  JSON: its n-th place: `generation`, `rank`, `cards` of
+`elastic/place/<worker>/<n>`     launcher  JSON: its n-th place: `generation`, `rank`, `cards` of
                                            all ranks, `source`, `new`, `behind`, `reason`; or
                                            `dismissed`: why it has none, and `code`: its exit
                                            code
 `elastic/end/<generation>`       launcher  text: why the generation has ended
 `elastic/change/<gen.>/<n>`      launcher  text: "grow", "shrink" or "mixed": the members should
                                            leave the generation after their step; the n-th time
-`elastic/progress/<ticket>`      worker    JSON: the generation, and how many updates it has
+`elastic/progress/<worker>`      worker    JSON: the generation, and how many updates it has
                                            applied
 ===============================  ========  ======================================================
 
 In an elastic run (D14) a worker has a ticket from the launcher, which it keeps while its rank
-changes.
+changes. `<worker>` is the public part of the ticket (`worker_of`); clients write only the keys
+below it, and read all (`tickets`).
 """
 
 HOSTS = "allstep/hosts"
@@ -50,14 +51,19 @@ def fault_record(number: int | str) -> str:
     return f"allstep/fault/{number}"
 
 
+def worker_of(ticket: str) -> str:
+    """Return the public part of a ticket, `<worker>-<secret>`, or the whole without a secret."""
+    return ticket.partition("-")[0]
+
+
 def ask_of(ticket: str, number: int) -> str:
     """Return the key under which a worker asks for its place, the first time with number 0."""
-    return f"{ASKS}{ticket}/{number}"
+    return f"{ASKS}{worker_of(ticket)}/{number}"
 
 
 def place_of(ticket: str, number: int) -> str:
     """Return the key of the answer to `ask_of`."""
-    return f"elastic/place/{ticket}/{number}"
+    return f"elastic/place/{worker_of(ticket)}/{number}"
 
 
 def end_of(generation: int) -> str:
@@ -72,4 +78,4 @@ def change_of(generation: int, number: int) -> str:
 
 def progress_of(ticket: str) -> str:
     """Return the key under which a worker reports its steps."""
-    return f"elastic/progress/{ticket}"
+    return f"elastic/progress/{worker_of(ticket)}"

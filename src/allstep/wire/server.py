@@ -10,6 +10,8 @@ schedules the connections and drops faulty ones:
 * The bytes that all connections hold, received and unsent, are bounded (512 MB). Beyond that the
   connection that has held many for the longest time is dropped: it neither finishes its request nor
   reads its reply.
+* In an elastic run only clients with a ticket are served (`tickets`): the connections of a revoked
+  one are closed, and a worker cannot write what belongs to the launcher or to another worker.
 * An error while one connection is served ends that connection only. If the thread itself ends, all
   connections end with it and `failure` has the reason.
 """
@@ -26,14 +28,17 @@ from typing import Self
 from allstep.wire.acceptor import Acceptor, listen
 from allstep.wire.connection import Connection
 from allstep.wire.frames import Fields, pack, unpack
+from allstep.wire.handshake import Admitted
 from allstep.wire.key_table import MAX_NBYTES, Table
 from allstep.wire.subscription import Subscription
+from allstep.wire.tickets import Tickets, may_write
 from allstep.wire.timeouts import checked
 from allstep.wire.unauthenticated import AUTH_SECONDS, MAX_OPEN
 from allstep.wire.waiting import Request, WaitingRequests
 
 _Reply = Fields | None
 _AT_ONCE = ("set", "add", "append", "compare_set", "check", "delete", "count", "keys")
+_WRITES = frozenset((b"set", b"add", b"append", b"compare_set", b"delete"))
 # Upper limit of a request's keys; a frame of 64 MB has room for millions of empty ones.
 _MAX_FIELDS = 1 << 16
 # Bytes of unread replies from which on a client's next request is not served.
@@ -59,6 +64,7 @@ class Server:
     max_unauthenticated: upper limit of connections that have not proved the token.
     max_nbytes: upper limit of the bytes of all keys and values.
     max_held: upper limit of the bytes of requests and replies in flight.
+    tickets: serve only clients that have one of these; None (default) for all that know the token.
     """
 
     def __init__(
@@ -71,12 +77,15 @@ class Server:
         max_unauthenticated: int = MAX_OPEN,
         max_nbytes: int = MAX_NBYTES,
         max_held: int = _MAX_HELD,
+        tickets: Tickets | None = None,
     ) -> None:
         self._table = Table(max_nbytes)
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
-        limits = (auth_seconds, max_unauthenticated)
-        self._acceptor = Acceptor(listen(host, port), token, self._selector, self._admit, *limits)
+        self._tickets = tickets
+        parts = listen(host, port), token, self._selector, self._admit
+        limits = auth_seconds, max_unauthenticated
+        self._acceptor = Acceptor(*parts, *limits, tickets=tickets, signs=True)
         self.port = self._acceptor.port
         self._wake_out, self._wake_in = socket.socketpair()
         # A send that would block is not needed: the bytes that fill the pipe wake the thread too.
@@ -91,6 +100,8 @@ class Server:
         self._max_held = max_held
         self._closing = False
         self._failure: str | None = None
+        if tickets is not None:
+            tickets.on_revoked = self._wake
         self._thread = threading.Thread(target=self._run, name="allstep-store", daemon=True)
         self._thread.start()
 
@@ -179,6 +190,8 @@ class Server:
         """Wait for events, then serve at most one request of each connection."""
         queued = list(self._queue) if self._queue else ()
         self._acceptor.run_once(0.0 if queued else self._waiting.next_deadline)
+        if self._tickets is not None:
+            self._close_revoked(self._tickets)
         for connection in queued:
             self._guarded(self._serve, connection)
         # Read without the lock: a key that the owner sets now wakes the next iteration.
@@ -198,6 +211,12 @@ class Server:
             for connection in self._waiting.waiting_for(key):
                 self._guarded(self._check_again, connection)
 
+    def _close_revoked(self, tickets: Tickets) -> None:
+        """Close the connections of tickets that were revoked."""
+        for worker in tickets.take_revoked():
+            for connection in [each for each in self._connections if each.worker == worker]:
+                self._drop(connection)
+
     def _end(self) -> None:
         """Close all sockets but the pair that wakes this thread, so that each client notices."""
         self._acceptor.close()
@@ -208,9 +227,9 @@ class Server:
     def _woken(self, _: int) -> None:
         self._wake_in.recv(4096)
 
-    def _admit(self, sock: socket.socket, _: bytes) -> None:
+    def _admit(self, sock: socket.socket, admitted: Admitted) -> None:
         """Serve an authenticated connection from now on."""
-        connection = Connection(sock)
+        connection = Connection(sock, admitted.worker, admitted.signatures)
         self._connections.add(connection)
         self._guarded(self._settle, connection)
 
@@ -297,7 +316,7 @@ class Server:
             kind = operation.removesuffix(b"_unless")
             self._respond(connection, self._wait, connection, kind, *arguments)
         else:
-            self._respond(connection, self._execute, operation, arguments)
+            self._respond(connection, self._execute, operation, arguments, connection.worker)
 
     def _respond(self, connection: Connection, work: Callable[..., _Reply], *given: object) -> None:
         """Send what `work` returns, or the reason for which it raises; None sends no reply yet."""
@@ -308,9 +327,12 @@ class Server:
         if reply is not None:
             connection.send(pack(reply))
 
-    def _execute(self, operation: bytes, arguments: Fields) -> Fields:
+    def _execute(self, operation: bytes, arguments: Fields, worker: str) -> Fields:
         """Run an operation of the table and return its reply."""
         method: Callable[..., Fields] = getattr(self._table, _name(operation))
+        if worker and operation in _WRITES and arguments and not may_write(worker, arguments[0]):
+            key = arguments[0][:_MAX_TEXT].decode(errors="replace")
+            raise ValueError(f"worker {worker} may not write {key!r}")
         with self._lock:
             return [b"ok", *method(*arguments)]
 

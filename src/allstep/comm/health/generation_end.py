@@ -10,19 +10,28 @@ groups of the process.
 
 The same thread waits for the request to leave the generation in order, when workers join or hosts
 are removed (`on_change`). The members leave after their step, or at their next commit.
+
+The launcher closes the connections of a worker that it has left out. Such a worker was cut off from
+the launcher for too long, and its agent could not kill it. It exits as soon as the store refuses
+its ticket, whatever its other threads do: the next world may use its files already.
 """
 
-import contextlib
+import os
 import threading
 from collections.abc import Callable
-from itertools import count
+from typing import NoReturn
 
 from allstep import wire
 from allstep.comm.health.failure import Failure
 from allstep.comm.health.threads import watch
+from allstep.console.escape import print_notice
 from allstep.wire.keys import change_of, end_of
 
-_DAY = 86_400.0
+# One request to the store. Between two of them a worker notices that its connection is dead, which
+# the kernel does not report while it only waits.
+_ROUND_SECONDS = 60.0
+# After the end of the connection: until the next attempt.
+_AGAIN_SECONDS = 1.0
 _listeners: set[Callable[[str], None]] = set()
 
 
@@ -42,30 +51,49 @@ class EndWatch:
 
     def __init__(self, client: wire.Client, generation: int, rank: int) -> None:
         self._client, self._generation, self._rank = client, generation, rank
+        self._num_changes = 0
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="allstep-end", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop waiting."""
+        self._closing.set()
         self._client.close_all()
         if self._thread is not threading.current_thread():
             self._thread.join(1.0)
 
     def _wait(self) -> None:
-        # The launcher is lost, or this process leaves the generation.
-        with contextlib.suppress(ConnectionError, TimeoutError):
+        while not self._closing.is_set():
             try:
-                self._wait_for_changes()
+                self._wait_for_change()
             except wire.WaitEnded as end:
                 watch().fail_all(ended(end.value.decode(), self._rank))
+                return
+            except wire.TicketRefused as refused:
+                _exit_at_once(refused)
+            except wire.KeysLate:
+                continue
+            # The launcher is lost, or out of reach, or this process leaves the generation.
+            except ConnectionError:
+                self._closing.wait(_AGAIN_SECONDS)
 
-    def _wait_for_changes(self) -> None:
-        """Call the listeners for each change, until the generation ends."""
-        for number in count():
-            key = change_of(self._generation, number)
-            (kind,) = self._client.get_all([key], _DAY, unless=end_of(self._generation))
-            for listener in tuple(_listeners):
-                listener(kind.decode())
+    def _wait_for_change(self) -> None:
+        """Call the listeners for the next change; WaitEnded when the generation ends."""
+        key, end = change_of(self._generation, self._num_changes), end_of(self._generation)
+        (kind,) = self._client.get_all([key], _ROUND_SECONDS, unless=end)
+        self._num_changes += 1
+        for listener in tuple(_listeners):
+            listener(kind.decode())
+
+
+def _exit_at_once(refused: wire.TicketRefused) -> NoReturn:
+    """End this process, which the launcher has left out: no handler of the script may run."""
+    try:
+        print_notice(f"this worker was cut off from the run and exits: {refused}")
+    # Standard error may be a pipe to an agent that has ended.
+    finally:
+        os._exit(1)
 
 
 def ended(reason: str, rank: int) -> Failure:

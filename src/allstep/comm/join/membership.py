@@ -12,6 +12,9 @@ ask/<ticket>/1: its updates    ->     ready
 A worker keeps its ticket while its rank changes. One request gives it all that the ranks of a fixed
 world exchange: the card of every member, by rank. A worker that is not in the next world is
 dismissed instead.
+
+A process whose ticket is unknown, used by another one or revoked is not admitted by the store. It
+prints one line and exits: it must not write to files that now belong to another worker.
 """
 
 import contextlib
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allstep import wire
+from allstep.console.escape import print_notice
 from allstep.errors import WorldError
 from allstep.wire.keys import TICKET, ask_of, place_of, progress_of
 from allstep.world import World, places
@@ -35,12 +39,19 @@ _WAIT_SECONDS = 7 * 86_400.0
 class Dismissed(SystemExit):
     """This worker is not in the next world, for `reason`. Uncaught, it ends the process.
 
-    The exit code is 0 if the worker is not needed any more, and 75 if the whole run stops.
+    The exit code is 0 if the worker is not needed any more, 75 if the whole run stops, and 1 if the
+    store does not admit it.
     """
 
     def __init__(self, reason: str, code: int) -> None:
         super().__init__(code)
         self.reason = reason
+
+
+def not_admitted(refused: wire.TicketRefused) -> Dismissed:
+    """Print why the store does not admit this process, and return the error that ends it."""
+    print_notice(f"this process is not admitted to the run and exits: {refused}")
+    return Dismissed(str(refused), 1)
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,8 @@ class Membership:
         self.ticket = ticket
         self.updates = 0
         self.place: Place | None = None
+        # When the last place arrived, by the monotonic clock.
+        self.placed_at = 0.0
         self._num_asked = 0
         self._reported_at = -_REPORT_SECONDS
 
@@ -101,11 +114,21 @@ class Membership:
             client.set(ask_of(self.ticket, number), json.dumps(request).encode())
             reply = json.loads(client.get(place_of(self.ticket, number), _WAIT_SECONDS))
         except ConnectionError as error:
-            raise WorldError(f"waiting for a place in the next world: {error}") from error
+            raise _why_lost(client, error) from error
         if "dismissed" in reply:
             raise Dismissed(reply["dismissed"], reply["code"])
-        self.place = _read(reply)
+        self.place, self.placed_at = _read(reply), time.monotonic()
         return self.place
+
+
+def _why_lost(client: wire.Client, error: ConnectionError) -> BaseException:
+    """Return the error of a worker whose connection has ended: cut off, or without a launcher."""
+    with contextlib.suppress(ConnectionError):
+        try:
+            client.check([])
+        except wire.TicketRefused as refused:
+            return not_admitted(refused)
+    return WorldError(f"waiting for a place in the next world: {error}")
 
 
 def _read(reply: Mapping[str, Any]) -> Place:

@@ -37,13 +37,14 @@ from torch.distributed.rendezvous import rendezvous
 
 from allstep import machine, wire
 from allstep.comm.join.launcher_store import WireStore
+from allstep.comm.join.membership import not_admitted
 from allstep.errors import ConfigError, WorldError
 from allstep.files.atomic import replace_file
 from allstep.files.home import cache_home, private_folder
 from allstep.limits import Limits
 from allstep.process.liveness import birth
 from allstep.wire.handshake import WrongToken
-from allstep.wire.keys import HOSTS
+from allstep.wire.keys import HOSTS, TICKET
 from allstep.world import NONE, World, job_of, tasks_per_node
 
 _NUM_PORTS = 16
@@ -86,12 +87,16 @@ def find_store(world: World, limits: Limits) -> Rendezvous:
 
 def connect_to_launcher(limits: Limits) -> WireStore:
     """Return the store of the launcher that started this process."""
-    return _join(*_launchers_store(), limits)
+    return _join(*_launchers_store(), limits, os.environ.get(TICKET, ""))
 
 
-def _join(addresses: list[tuple[str, int]], token: str, limits: Limits) -> WireStore:
+def _join(
+    addresses: list[tuple[str, int]], token: str, limits: Limits, ticket: str = ""
+) -> WireStore:
     try:
-        client = wire.Client(addresses, token, limits.start)
+        client = wire.Client(addresses, token, limits.start, ticket)
+    except wire.TicketRefused as refused:
+        raise not_admitted(refused) from None
     except (ConnectionError, WrongToken) as error:
         raise WorldError(
             f"cannot join the run: {error}. The run that set the variables of this process has"

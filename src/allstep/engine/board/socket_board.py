@@ -29,7 +29,7 @@ from allstep.errors import CommError
 from allstep.limits import Limits
 from allstep.wire.acceptor import Acceptor, listen
 from allstep.wire.frames import new_token
-from allstep.wire.handshake import introduce
+from allstep.wire.handshake import Admitted, introduce
 
 _CONNECT_SECONDS = 3.0
 # Seconds for the handshake of a connection; then another address of rank 0 is tried.
@@ -233,8 +233,8 @@ def _accept_all(store: Store, size: int, seconds: float) -> dict[int, socket.soc
     token, end = new_token(), time.monotonic() + seconds
     links: dict[int, socket.socket] = {}
 
-    def admit(sock: socket.socket, who: bytes) -> None:
-        rank = int(who)
+    def admit(sock: socket.socket, admitted: Admitted) -> None:
+        rank = int(admitted.who)
         if not 0 < rank < size:
             raise ValueError(f"rank {rank} of {size} connected to rank 0")
         # A slow rank may have given up and connected again: its last connection counts.

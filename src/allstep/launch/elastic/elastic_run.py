@@ -26,6 +26,7 @@ from allstep.launch.run_events import (
     Event,
     Exited,
     Greeted,
+    HostSignaled,
     KillAll,
     LeaveHost,
     LinkEnded,
@@ -34,16 +35,28 @@ from allstep.launch.run_events import (
     StoreEnded,
 )
 from allstep.launch.run_state import HostRanks
+from allstep.launch.signals.by_host import SignalsByHost
 
 # The loop decides at least once a second; after a longer pause the launcher itself did not run.
 _PAUSE_SECONDS = 2.0
 
 
 class ElasticRun:
-    """The state of one elastic run. hosts: in the order of their numbers; lost: as for RunState."""
+    """The state of one elastic run. hosts: in the order of their numbers; lost: as for RunState.
 
-    def __init__(self, hosts: Sequence[HostRanks], policy: Policy, lost: float) -> None:
+    finds_hosts: hosts may come later, so a host that cannot be used does not end the run.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[HostRanks],
+        policy: Policy,
+        lost: float,
+        *,
+        finds_hosts: bool = False,
+    ) -> None:
         self.hosts = list(hosts)
+        self._finds_hosts = finds_hosts
         self.roster = Roster(policy)
         self.problem: str | None = None
         self.greeted: set[int] = set()
@@ -52,10 +65,16 @@ class ElasticRun:
         self._lost = lost
         self._alive = [0.0 for _ in hosts]
         self._decided_at = 0.0
+        self._signals = SignalsByHost()
         self._decisions: list[Decision] = []
         self._conclusion: Conclusion | None = None
 
     # Events.
+
+    def add_host(self, host: HostRanks, now: float) -> None:
+        """Add a host whose agent was started, with the next number."""
+        self.hosts.append(host)
+        self._alive.append(now)
 
     def note_alive(self, host: int, now: float) -> None:
         """Record a sign of life of a host at time `now`."""
@@ -78,12 +97,16 @@ class ElasticRun:
                 self.roster.take(_exit_of(event))
             case LinkEnded():
                 self._link_ended(event)
+            case Refused() if self.may_go_without_a_host:
+                self._lose(event.host, event.text, event.at)
             case Refused():
                 self._end_with(event.text)
             case StoreEnded():
                 self._end_with(f"the launcher's store ended by itself ({event.reason})")
             case Signaled():
                 self.roster.take(HostsSignaled(event.at, event.number))
+            case HostSignaled():
+                self._signals.add(event.number, event.host, event.at)
 
     def report(self, event: Standby | Ready | Progress | StartFailed) -> None:
         """Record what a worker has reported through the store, or that it cannot be started."""
@@ -92,13 +115,23 @@ class ElasticRun:
     def _link_ended(self, event: LinkEnded) -> None:
         if event.host in self.over:
             return
-        if event.host not in self.greeted:
+        if event.host not in self.greeted and not self.may_go_without_a_host:
             self._end_with(event.why)
         self._lose(event.host, event.why, event.at)
 
+    @property
+    def may_go_without_a_host(self) -> bool:
+        """Return whether a host that cannot be used does not end the run.
+
+        That is so once there is a world, and if others may be found.
+        """
+        return self.started and (self._finds_hosts or self.roster.plan is not None)
+
     def _lose(self, host: int, why: str, now: float) -> None:
+        if host in self.over:
+            return
         self.over.add(host)
-        self._decisions.append(LeaveHost(host, lost=True))
+        self._decisions.append(LeaveHost(host, lost=True, why=why))
         self.roster.take(HostLost(now, self.hosts[host].label, why))
 
     def _end_with(self, problem: str) -> None:
@@ -115,6 +148,7 @@ class ElasticRun:
         if since > _PAUSE_SECONDS:
             self._alive = [min(now, at + since) for at in self._alive]
         self._lose_silent_hosts(now)
+        self._pass_signals_on(now)
         decisions: list[Decision | Action] = [*self._decisions]
         self._decisions = []
         for action in self.roster.decide(now):
@@ -127,6 +161,12 @@ class ElasticRun:
     def decide_while_blocked(self, now: float) -> list[Decision | Action]:
         """Decide while the loop waits for a reader of its output and reads no link."""
         return self.decide(now)
+
+    def _pass_signals_on(self, now: float) -> None:
+        """Pass on the signals to all hosts, or to some, that agents have reported."""
+        for number, hosts in self._signals.take(now, self.greeted - self.over):
+            labels = None if hosts is None else tuple(self.hosts[each].label for each in hosts)
+            self.roster.take(HostsSignaled(now, number, labels))
 
     def _lose_silent_hosts(self, now: float) -> None:
         for number, host in enumerate(self.hosts):
@@ -141,7 +181,7 @@ class ElasticRun:
     @property
     def has_deadline(self) -> bool:
         """Return whether time alone may lead to a decision soon."""
-        return self.started and self.roster.deadline is not None
+        return self.started and (self._signals.is_waiting or self.roster.deadline is not None)
 
     @property
     def may_start(self) -> bool:

@@ -11,7 +11,8 @@ event                change
                      generation ends
 `WorkerExited`       see `_exited`
 `StartFailed`        the slot stays empty for a while
-`HostLost`           as if all workers of the host had died at once
+`HostLost`           as if all workers of the host had died at once; those that had not started yet
+                     as if each could not be started
 ===================  ===========================================================================
 
 Events about workers that have ended, and those of an earlier generation, change nothing.
@@ -171,8 +172,17 @@ def _start_failed(state: ElasticState, event: StartFailed) -> None:
         return
     state.workers.remove(event.worker)
     if not worker.is_excused and state.stopping is None:
-        failed = WorkerExited(event.at, event.worker, 1, (event.why,))
-        _lose_before_joining(state, worker, failed)
+        _fail_to_start(state, worker, event)
+
+
+def _fail_to_start(
+    state: ElasticState, worker: LivingWorker, event: StartFailed | HostLost
+) -> None:
+    # At the end of a run it is not needed any more.
+    if state.is_offered(worker, event.at) and state.stage is not Stage.FINISHING:
+        failure = Failure(worker.number, worker.host, 1, event.at, lost=event.why)
+        state.losses.before_joining.append(Loss(worker.number, failure))
+        state.exclude(worker, event.at, did_not_start=True)
 
 
 def _host_lost(state: ElasticState, event: HostLost) -> None:
@@ -184,7 +194,10 @@ def _host_lost(state: ElasticState, event: HostLost) -> None:
         state.stopping.codes += [1 for each in lost if not each.is_excused]
         return
     for worker in failed:
-        state.exclude(worker, event.at)
+        if worker.phase is Phase.STARTING:
+            _fail_to_start(state, worker, event)
+        else:
+            state.exclude(worker, event.at)
     if any(each.phase in IN_PLAN for each in lost):
         state.end_generation(event.at, f"lost host {event.host}: {event.why}")
     _add_lost_ranks(state, [each for each in failed if each.phase in IN_PLAN], event)
@@ -199,6 +212,14 @@ def _add_lost_ranks(state: ElasticState, lost: list[LivingWorker], event: HostLo
         state.losses.add(Loss(lost[0].number, failure))
 
 
+def _leave_by_signal(state: ElasticState, hosts: tuple[str, ...], number: int) -> None:
+    """Record why the members on these hosts leave the current generation."""
+    members = state.workers.having(Phase.MEMBER)
+    leaving = [host for host in hosts if any(each.host == host for each in members)]
+    if leaving and state.stage is Stage.RUNNING:
+        state.reason = f"{', '.join(leaving)} received signal {number} and leaves"
+
+
 def _signaled(state: ElasticState, event: HostsSignaled) -> None:
     if event.hosts is not None:
         for host in event.hosts:
@@ -206,6 +227,7 @@ def _signaled(state: ElasticState, event: HostsSignaled) -> None:
         stays = any(state.is_offered(worker, event.at) for worker in state.workers)
         # Signals that reach all hosts one by one mean the same as one to all.
         if stays or not state.workers:
+            _leave_by_signal(state, event.hosts, event.number)
             return
     stopping = state.stopping or Stopping(float("inf"), state.verdict())
     if stopping.forward(event.number, event.at, state.policy.grace):
