@@ -24,6 +24,7 @@ from torch import nn
 from allstep.bench import Row
 from allstep.bench.comm.result import GLOO, MB, PRIVATE, SHARED, CommRow
 from allstep.comm.network.algorithms import ALGORITHMS
+from allstep.runlog import RunRecord
 from support.allstep_command import processes_with
 from support.hosts import why_not
 from support.ranks import Ranks, wait_until
@@ -45,6 +46,7 @@ two_hosts = _load("two_hosts")
 ddp = _load("ddp_alexnet")
 optimizers = _load("optimizers")
 norms = _load("sync_batch_norm")
+shares = _load("shares")
 
 
 # Between hosts
@@ -362,6 +364,32 @@ def test_targets_of_updates(
     """Ratios are taken turn by turn, and their median counts."""
     found = optimizers.Found(workers, what, Row("LARS", own), Row("other", (1.0, 1.0, 1.0)))
     assert found.met is met
+
+
+# Shares by speed
+
+
+def _half_speed(seconds: float, own: tuple[float, float], weights: list[int]) -> RunRecord:
+    """Lines of 10 steps of 64 samples each, of workers that need `own` seconds for input and
+    compute."""
+    phases = {"input": [0.0, 0.0], "compute": list(own)}
+    steps = [{"samples": 640 * (i + 1), "seconds": seconds, **phases} for i in range(20)]
+    events = ({"samples": 1280, "shares": weights},) if weights else ()
+    return RunRecord(steps=tuple(steps), events=events, ends=({"test": {"loss": 0.5}},))
+
+
+def test_the_gain_of_shares_counts_from_the_given_step(capsys: pytest.CaptureFixture[str]) -> None:
+    even = shares.measured(_half_speed(2.2, (1.0, 2.0), []), 100 * 64)
+    speed = shares.measured(_half_speed(1.6, (1.4, 1.4), [42, 22]), 100 * 64)
+    assert even.speed == pytest.approx(640 / 2.2) and even.shares == [1, 1]
+    # Both would need 4/3 s for their work, and 0.2 s for the rest.
+    assert even.ideal == pytest.approx(2.2 / (4 / 3 + 0.2))
+    assert speed.shares == [42, 22] and speed.ideal == pytest.approx(1.0)
+    pair = shares.Pair(even, speed)
+    assert pair.ratio == pytest.approx(2.2 / 1.6)
+    shares.show([pair, pair])
+    assert "1.38 times shares=even (1.38 to 1.38, 2 rounds)" in (out := capsys.readouterr().out)
+    assert out.rstrip().endswith("target 1.3: met")
 
 
 # Synchronised batch norm

@@ -29,6 +29,18 @@ def test_average_sum_and_other_reductions(ranks: Ranks) -> None:
             assert none is None and found is not None
             torch.testing.assert_close(found, value)
             assert found.data_ptr() != mine.data_ptr()
+        large = torch.arange(40000.0).view(2, -1)
+        for dtype in (torch.float32, torch.float16, torch.int32):
+            given = (large % 8).to(dtype)
+            like = torch.zeros((), dtype=dtype)
+            made = GradientList([("l", like.expand(given.shape)), ("s", like.expand(4))])
+            # A large array that only one rank has, next to a small one.
+            arrays = [given if hvd.rank() == 1 else None, given[0, :4] * (hvd.rank() + 1)]
+            both, small = made.reduce(arrays)
+            assert both is not None and torch.equal(both, (given.double() / 2).to(dtype))
+            assert small is not None
+            assert torch.equal(small, (given[0, :4].double() * 1.5).to(dtype))
+            assert torch.equal(given, (large % 8).to(dtype))
         hvd.shutdown()
 
     ranks(2, work)

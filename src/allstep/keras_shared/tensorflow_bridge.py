@@ -13,7 +13,7 @@ import tensorflow as tf
 from torch import Tensor
 
 from allstep.keras_shared.gradient_reduction import Array, Reduction, Sparse
-from allstep.tensorflow.bridge import to_tensorflow, to_torch
+from allstep.tensorflow.bridge import is_plain, to_tensorflow, to_views
 
 IN_PLACE = False
 
@@ -65,7 +65,8 @@ def _dense(grad: Any) -> Any:
 
 def _reduce_now(reduction: Reduction, grads: Sequence[Any]) -> tuple[bool, list[Any]]:
     parts = [part for grad in grads for part in _parts(grad)]
-    updates, arrays = reduction.step(_arrays(grads, [to_torch(part) for part in parts]))
+    views = to_views(parts, [False] * len(parts))
+    updates, arrays = reduction.step(_arrays(grads, views))
     tensors = iter([to_tensorflow(part) for array in arrays for part in _array_parts(array)])
     return updates, [
         _with_parts(_kind(array), grad, tensors) for array, grad in zip(arrays, grads, strict=True)
@@ -75,9 +76,10 @@ def _reduce_now(reduction: Reduction, grads: Sequence[Any]) -> tuple[bool, list[
 def _reduce_in_graph(reduction: Reduction, grads: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Add the operation to the graph that is being traced."""
     parts = [part for grad in grads for part in _parts(grad)]
+    plain = [is_plain(part) for part in parts]
 
     def run(*tensors: Any) -> list[Any]:
-        updates, arrays = reduction.step(_arrays(grads, [to_torch(each) for each in tensors]))
+        updates, arrays = reduction.step(_arrays(grads, to_views(tensors, plain)))
         present = [array for array, grad in zip(arrays, grads, strict=True) if grad is not None]
         results = [to_tensorflow(part) for array in present for part in _array_parts(array)]
         return [updates, *results]

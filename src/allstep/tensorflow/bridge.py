@@ -10,6 +10,7 @@ TensorFlow ends the process when a kernel reads memory that is not aligned (`ALI
 tensor is copied.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -59,6 +60,28 @@ def to_torch(tensor: Any) -> Tensor:
         return torch.empty(tuple(tensor.shape), dtype=dtype)
     if dtype in _BY_NUMPY:
         return torch.from_numpy(numpy.array(tensor.numpy()))
+    return _view(tensor)
+
+
+def is_plain(tensor: Any) -> bool:
+    """Return whether a graph knows that DLPack takes all values of this tensor."""
+    dtype, shape = _DTYPES.get(tensor.dtype), tensor.shape
+    takes_dtype = dtype is not None and dtype not in _BY_NUMPY
+    return takes_dtype and shape.is_fully_defined() and 0 not in shape
+
+
+def to_views(tensors: Sequence[Any], plain: Sequence[bool]) -> list[Tensor]:
+    """Return views as `to_torch` does; `plain`: `is_plain` of each.
+
+    To look at the shape and dtype of a value takes as long as the view itself.
+    """
+    return [
+        _view(tensor) if known else to_torch(tensor)
+        for tensor, known in zip(tensors, plain, strict=True)
+    ]
+
+
+def _view(tensor: Any) -> Tensor:
     return from_dlpack(tf.experimental.dlpack.to_dlpack(tensor))
 
 
@@ -73,5 +96,5 @@ def to_tensorflow(tensor: Tensor) -> Any:
 
 def _aligned(tensor: Tensor) -> Tensor:
     """Return the tensor, or a copy, such that TensorFlow can use its memory."""
-    whole = tensor.detach().contiguous()
+    whole = (tensor.detach() if tensor.requires_grad else tensor).contiguous()
     return whole.clone() if whole.data_ptr() % ALIGNMENT else whole

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 from torch import Tensor
 
-from allstep.tensorflow.bridge import to_tensorflow, to_torch
+from allstep.tensorflow.bridge import is_plain, to_tensorflow, to_views
 from allstep.tensorflow.sessions import provide_threads
 from allstep.tensorflow.tf_errors import eager_errors, graph_errors
 
@@ -72,13 +72,13 @@ def run(work: Work, tensors: Sequence[Any], results: Sequence[Spec], called: Cal
     """Do an operation and return its results, as eager tensors or as tensors of the graph."""
     if tf.executing_eagerly():
         with _reserved(called) as name, eager_errors():
-            return _converted(work, tensors, name)
+            return _converted(work, tensors, name, [False] * len(tensors))
     return _in_graph(work, tensors, results, called)
 
 
-def _converted(work: Work, tensors: Sequence[Any], name: str) -> list[Any]:
+def _converted(work: Work, tensors: Sequence[Any], name: str, plain: Sequence[bool]) -> list[Any]:
     """Call `work` with views of eager tensors; return its results as eager tensors."""
-    views = [to_torch(tensor) for tensor in tensors]
+    views = to_views(tensors, plain)
     given = {id(view): tensor for view, tensor in zip(views, tensors, strict=True)}
     # A view that comes back is not ours to hand over: its memory may be a variable's.
     return [
@@ -91,11 +91,11 @@ def _in_graph(
     work: Work, tensors: Sequence[Any], results: Sequence[Spec], called: Called
 ) -> list[Any]:
     provide_threads()
-    name = ""
+    name, plain = "", [is_plain(tensor) for tensor in tensors]
 
     def call(*values: Any) -> list[Any]:
         with graph_errors():
-            return _converted(work, values, name)
+            return _converted(work, values, name, plain)
 
     outputs = tf.py_function(
         call, list(tensors), [spec.dtype for spec in results], name=_node_name(tensors, called)

@@ -183,3 +183,47 @@ def test_a_world_shrinks_and_grows(ranks: Ranks) -> None:
 def test_a_fixed_world_has_no_next_one() -> None:
     with pytest.raises(WorldError, match="--min-np"):
         comm.rejoin()
+
+
+def use_old_groups() -> list[str]:
+    """A model that was wrapped in generation 0, and a group of it, in generation 1."""
+    comm.init()
+    pair = dist.new_group([0, 1])
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    note("ran")
+    try:
+        while True:
+            dist.all_reduce(torch.ones(1))
+    except PeerLost:
+        comm.rejoin()
+    found = []
+    for use in (
+        lambda: dist.all_reduce(torch.ones(1), group=pair),
+        lambda: dist.barrier(group=pair),
+        lambda: model(torch.ones(1, 2)).sum().backward(),
+    ):
+        try:
+            use()
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    again = torch.nn.parallel.DistributedDataParallel(model.module)
+    again(torch.ones(1, 2)).sum().backward()
+    comm.shutdown()
+    return found
+
+
+def test_groups_of_an_old_generation_name_both_generations(ranks: Ranks) -> None:
+    def change(launcher: Generations) -> None:
+        launcher.form(["a", "b"])
+        launcher.wait_for_notes("ran", ["a", "b"])
+        launcher.end("a test")
+        launcher.form(["a", "b"])
+
+    outcomes = run_generations(ranks, ["a", "b"], use_old_groups, change)
+    for outcome in outcomes.values():
+        assert outcome.exit_code == 0, describe(outcome)
+        assert len(outcome.result) == 3
+        for text in outcome.result:
+            assert "generation 0, which has ended; this process is in generation 1" in text
+            assert "wrap a model in DistributedDataParallel again" in text

@@ -63,6 +63,15 @@ def keep_state(rank: int, size: int) -> None:
     assert state.epoch == 6
     assert optimizer.state_dict()["state"]
 
+    scheduled = TorchState(scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1 + rank))
+    optimizer.step()
+    scheduled.scheduler.step()
+    scheduled.sync()
+    assert scheduled.scheduler.step_size == 1 and scheduled.scheduler.last_epoch == 1
+    scheduled.scheduler.step()
+    scheduled.restore()
+    assert scheduled.scheduler.last_epoch == 1 and scheduled.scheduler.optimizer is optimizer
+
     other = nn.Linear(2, 1)
     state.model = other  # from now on that one, saved as it is
     before = other.weight.clone()

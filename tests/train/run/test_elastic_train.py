@@ -239,3 +239,81 @@ def test_workers_die_in_every_phase_and_no_bit_is_lost(ranks: Ranks, tmp_path: P
     assert positions == sorted(set(positions)) and positions[-1] == 8 * 1337
     chain(ranks, overrides, tmp_path / "reference", 4, run)
     assert_same_end(run, tmp_path / "reference")
+
+
+def test_below_the_minimum_the_state_is_saved_and_the_run_resumes(tmp_path: Path) -> None:
+    """The replacement comes after 1 s, so that half a second is over before."""
+    options = ["epochs=2", "--elastic-timeout", "0.5", "--fault", "kill@rank=0,step=20"]
+    done = subprocess.run(
+        command(tmp_path / "run", *options, workers=2, least=2),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert "1 of at least 2 workers are left: waiting up to 0.5 s" in done.stderr
+    assert checkpoint.written(tmp_path / "run" / "checkpoints")[0].name == f"{19 * 50:012}"
+    complete(tmp_path / "run", "epochs=2", "--resume", "auto", workers=2, least=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--workers", "2", "--min-workers", "3"], "minimum of 3 workers is above their number 2"),
+        (
+            ["--workers", "3", "--min-workers", "1", "--max-workers", "2"],
+            "a maximum of 2 workers is below their number 3",
+        ),
+        (["--workers", "2", "--spares", "1"], "--spares 1 needs an elastic run; add --min-workers"),
+        (["--max-workers", "3"], "--max-workers 3 needs an elastic run"),
+        (
+            ["--workers", "2", "--min-workers", "1", "--elastic-timeout", "0"],
+            "--elastic-timeout 0: expected seconds above 0",
+        ),
+        (
+            ["--workers", "2", "--min-workers", "1", "share_weights=true"],
+            "share_weights=true in an elastic run",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(options: list[str], expected: str, tmp_path: Path) -> None:
+    arguments = ["train", "digits", *options, "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "allstep", *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "fault" not in line]
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, "cannot replace single"),
+        ({"ALLSTEP_RANK": "0", "ALLSTEP_SIZE": "1"}, "give it --min-np 1 instead"),
+        (
+            {"ALLSTEP_RANK": "0", "ALLSTEP_SIZE": "1", "ALLSTEP_TICKET": "x"},
+            "omit --min-workers",
+        ),
+    ],
+    ids=["mpirun", "allstep run", "allstep run --min-np"],
+)
+def test_a_launcher_that_cannot_do_it_is_named(
+    launcher: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from allstep.cli.elastic_options import ElasticOptions
+    from allstep.errors import ConfigError
+    from allstep.world import World
+
+    for name in ("ALLSTEP_TICKET", "ALLSTEP_RANK", "ALLSTEP_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    found = "allstep" if "ALLSTEP_RANK" in launcher else World.detect().launcher
+    with pytest.raises(ConfigError, match=expected):
+        ElasticOptions(1, None, None, None).check_launcher(found)

@@ -10,7 +10,8 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup
 
-from allstep.errors import CommError
+from allstep.comm.join.membership import current_generation
+from allstep.errors import CommError, WorldError
 
 NAME = "allstep"
 
@@ -23,6 +24,29 @@ class NamedGroup(ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._store = store
         self._name = self._desc = ""
+        # Of an elastic run; None in a fixed world.
+        self._generation = current_generation()
+
+    def check_generation(self, name: str) -> None:
+        """Raise WorldError if this process is in a later generation than this group.
+
+        name: the operation. It is no CommError, since a further generation would not help.
+        """
+        if self._generation != current_generation():
+            raise WorldError(f"{name} on a process group {self._end()}")
+
+    def _end(self) -> str:
+        """Return what a caller must know of a group that it kept from an old generation."""
+        return (
+            f"of generation {self._generation}, which has ended; this process is in generation"
+            f" {current_generation()}: make the group again in each generation, and wrap a model in"
+            " DistributedDataParallel again"
+        )
+
+    def __repr__(self) -> str:
+        # torch replaces the error of an ended group by its own, with this text.
+        is_old = self._generation != current_generation()
+        return f"<allstep group {self._name!r}{' ' + self._end() if is_old else ''}>"
 
     def _set_group_name(self, name: str) -> None:
         self._name = name

@@ -330,6 +330,7 @@ class AllstepGroup(NamedGroup):
 
     def _by_far(self, name: str) -> Any:
         if self.far is None:
+            self.check_generation(name)
             raise CommError(f"{name} on a group that has been shut down", rank=self._rank, op=name)
         return getattr(self.far, name)
 

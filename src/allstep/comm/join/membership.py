@@ -97,6 +97,8 @@ class Membership:
         self.joins_later = JOINS in os.environ
         self.updates: int | None = 0
         self.place: Place | None = None
+        # When the last place arrived, by the monotonic clock.
+        self.placed_at = 0.0
         self._num_asked = 0
         self._reported_at = -_REPORT_SECONDS
 
@@ -127,7 +129,7 @@ class Membership:
             raise _why_lost(client, error) from error
         if "dismissed" in reply:
             raise Dismissed(reply["dismissed"], reply["code"], reply.get("saves", False))
-        self.place = _read(reply)
+        self.place, self.placed_at = _read(reply), time.monotonic()
         return self.place
 
 
@@ -172,3 +174,9 @@ _process = _State()
 def membership() -> Membership | None:
     """Return the membership of this process; None in a fixed world."""
     return _process.get()
+
+
+def current_generation() -> int | None:
+    """Return the generation that this process has joined last; None in a fixed world."""
+    member = membership()
+    return None if member is None or member.place is None else member.place.generation

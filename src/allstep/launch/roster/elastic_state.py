@@ -163,7 +163,7 @@ class ElasticState:
     def exclude(self, worker: LivingWorker, at: float, *, did_not_start: bool = False) -> None:
         """Leave the slot of a failed worker empty for a while; under `blacklist` its whole host.
 
-        did_not_start: its host could not start it, which says nothing about the worker.
+        did_not_start: its host could not start it, which is not a failure of the worker.
         """
         if self.stage not in WORKING:
             return

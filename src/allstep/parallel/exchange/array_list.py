@@ -35,6 +35,8 @@ from allstep.parallel.exchange.parameter_order import Named
 
 # A framework that keeps the results of more steps gets memory that is not kept.
 _MAX_BUFFERS = 8
+# Elements from which a call of its own is faster than one more pass.
+_LARGE = 1 << 14
 ALIGNMENT = 64
 """Bytes. Every result starts at a multiple of it: TensorFlow ends the process otherwise."""
 
@@ -155,14 +157,34 @@ class _IntoBuffers(_Fixed):
         """Sum gradients of one dtype in the buffer; its views become the results."""
         if len(gradients) < len(pack.views):
             pack.flat.zero_()
-        torch._foreach_copy_([pack.views[n] for n in gradients], list(gradients.values()))
         if self.rule.compress is None:
-            self._measured_sum(pack.flat, scale)
+            self._measured_sum(pack.flat, self._copy_in(pack, gradients, scale))
         else:
+            torch._foreach_copy_([pack.views[n] for n in gradients], list(gradients.values()))
             self._sum_compressed({number: pack.views[number] for number in gradients}, scale)
         for number in gradients:
             # A new tensor: the framework may keep it for longer than this step.
             self.named[number].parameter.grad = pack.views[number].detach()
+
+    def _copy_in(self, pack: Pack, gradients: dict[int, Tensor], scale: float) -> float:
+        """Copy gradients into the buffer; return the factor that is still to be applied.
+
+        Large ones are scaled on the way, which saves a pass over their memory. Norms need the
+        values before.
+        """
+        scales = scale != 1.0 and self.own is None and pack.flat.is_floating_point()
+        small: list[int] = []
+        for number, gradient in gradients.items():
+            if scales and gradient.numel() >= _LARGE:
+                torch.mul(gradient, scale, out=pack.views[number])
+            else:
+                small.append(number)
+        if small:
+            views = [pack.views[number] for number in small]
+            torch._foreach_copy_(views, [gradients[number] for number in small])
+            if scales:
+                torch._foreach_mul_(views, scale)
+        return 1.0 if scales else scale
 
     def _free_buffer(self, bucket: Bucket) -> "_Buffer":
         """Return a buffer whose results no rank uses any more, or a new one."""

@@ -1,11 +1,10 @@
 """The elastic state of a torch training: models, optimizers and samplers are copied by handlers,
-other values are plain attributes.
+into memory that is allocated once (`saved_values`); other values are plain attributes.
 
 `set_handler_registry` adds handlers for other types: a list of (type, handler class), of which the
 first match is used.
 """
 
-import copy
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from allstep.hvd.elastic import ObjectState
 from allstep.hvd.place import rank
 from allstep.torch.elastic.sampler import ElasticSampler
+from allstep.torch.elastic.saved_values import SavedValues
 from allstep.torch.functions import (
     broadcast_object,
     broadcast_optimizer_state,
@@ -38,6 +38,9 @@ class StateHandler:
         """Take over rank 0's value. A collective."""
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Prepare the value for another world, in which it may not be synchronized."""
+
     def set_value(self, value: Any) -> None:
         """Replace the value, and save the new one."""
         self.value = value
@@ -49,13 +52,17 @@ class _CopyOfState(StateHandler):
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
+        self._saved = SavedValues()
         self.save()
 
     def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
+        self._saved.save(self.value.state_dict())
 
     def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
+        # With shared weights the ranks build a state dict together, and one of them may be lost.
+        is_shared = getattr(self.value, "_shares_weights", False)
+        present = {} if is_shared else self.value.state_dict()
+        self.value.load_state_dict(self._saved.restored(present))
 
 
 class ModelStateHandler(_CopyOfState):
@@ -72,11 +79,19 @@ class OptimizerStateHandler(_CopyOfState):
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
-class SamplerStateHandler(_CopyOfState):
-    """The handler of a sampler's progress."""
+class SchedulerStateHandler(_CopyOfState):
+    """The handler of a learning rate scheduler."""
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+
+
+class SamplerStateHandler(SchedulerStateHandler):
+    """The handler of a sampler's progress."""
+
+    def reset(self) -> None:
+        """Distribute the remaining samples among the ranks of the new world."""
+        self.value.reset()
 
 
 class _Registry:
@@ -85,6 +100,7 @@ class _Registry:
     table: list[tuple[type, type[StateHandler]]] = [  # noqa: RUF012
         (torch.nn.Module, ModelStateHandler),
         (torch.optim.Optimizer, OptimizerStateHandler),
+        (torch.optim.lr_scheduler.LRScheduler, SchedulerStateHandler),
         (ElasticSampler, SamplerStateHandler),
     ]
 
@@ -138,6 +154,12 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
+
+    def reset(self) -> None:
+        """Prepare the values for the new world."""
+        for handler in self._handlers.values():
+            handler.reset()
+        super().reset()
 
     def __getattr__(self, name: str) -> Any:
         handlers = self.__dict__.get("_handlers", {})

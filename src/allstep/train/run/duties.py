@@ -21,6 +21,7 @@ from allstep.train.run.fault_events import recorded
 from allstep.train.watch.callback import Callback, Callbacks
 from allstep.train.watch.events import Opening
 from allstep.train.watch.record_callback import Record
+from allstep.train.watch.straggler_report import StragglerReport
 from allstep.train.watch.tensorboard import TensorBoard
 from allstep.train.watch.terminal import Display
 
@@ -69,7 +70,13 @@ class Duties:
             self._problem = f"the run continues, but is not saved: {error}"
             self.callbacks.callbacks = [Display()]
             self.remind()
+        self.watch_speed()
         self.callbacks.take_over(opening)
+
+    def watch_speed(self) -> None:
+        """Report slow workers as well."""
+        if self.are_taken:
+            self.callbacks.callbacks.append(StragglerReport(self.callbacks.event))
 
     def remind(self) -> None:
         """Print once a minute that the run folder cannot be used, if so."""

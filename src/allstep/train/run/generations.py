@@ -182,6 +182,7 @@ class Generations:
         assert self._member.place is not None
         self._changes.start(self._member.place)
         opened = opening(job, with_flop=self._duties.are_taken)
+        self._duties.watch_speed()
         self._duties.callbacks.start(opened)
 
     def _make_run(self, job: Job) -> ElasticLoop:

@@ -25,7 +25,7 @@ from typing import Any
 from allstep.comm.timeline import recorder
 from allstep.hvd.gradient_list import GradientList
 
-_DLPACK = ["to_torch", "to_tensorflow"]
+_DLPACK = ["to_views", "to_tensorflow"]
 # Functions of the bridges that are looked up when a step runs: (module, names).
 _BRIDGES = {
     "keras-torch": ("allstep.keras.bridges.torch_bridge", ["_writable"]),
