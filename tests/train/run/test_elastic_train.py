@@ -317,3 +317,19 @@ def test_a_launcher_that_cannot_do_it_is_named(
     found = "allstep" if "ALLSTEP_RANK" in launcher else World.detect().launcher
     with pytest.raises(ConfigError, match=expected):
         ElasticOptions(1, None, None, None).check_launcher(found)
+
+
+def test_the_command_of_the_readme(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text()
+    given = "allstep train digits --workers 3 --min-workers 1 --fault kill@rank=0,step=50"
+    assert f"`{given}`" in text
+    done = subprocess.run(
+        [sys.executable, "-m", *given.split(), "epochs=4", "--out", str(tmp_path / "run")],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 workers continue from sample 3,036 after " in done.stdout
+    assert "1 worker lost, " in done.stdout and "0 samples lost" in done.stdout

@@ -23,6 +23,7 @@ from allstep.optim import groups, noise_variance
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
+from allstep.train.config.check_config import check_elastic
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.step.learning_rate import peak_lr
 from allstep.world import World
@@ -154,12 +155,7 @@ def shares_weights(
     neither old nor new.
     """
     if is_elastic:
-        if config.share_weights is True:
-            raise ConfigError(
-                "share_weights=true in an elastic run: a worker that is lost during its update"
-                " would leave a part of the shared weights updated; remove it, or train without"
-                " --min-workers"
-            )
+        check_elastic(config)
         return False
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
