@@ -4,18 +4,25 @@ The reference of a run is a chain of runs in fixed worlds: each is stopped at th
 the world changed, and resumed from its checkpoint with the next number of workers.
 """
 
+import contextlib
 import filecmp
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from allstep import runlog
 from allstep.train.checkpoint import write_and_read as checkpoint
-from support.ranks import Ranks, clean_environment, shared_memory_files
+from support.ranks import Ranks, clean_environment, shared_memory_files, wait_until
 
 pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.timeout(300)]
 
@@ -87,11 +94,13 @@ def work_until(overrides: list[str], out: Path, stop_at: int | None, is_due: boo
     work(TrainRequest(source, keys, out=out, resume=True))
 
 
-def chain(ranks: Ranks, overrides: list[str], out: Path, first: int, run: Path) -> None:
-    """Train the reference of `run`, which started with `first` workers."""
+def chain(
+    ranks: Ranks, overrides: list[str], out: Path, first: int, run: Path, last: int | None = None
+) -> None:
+    """Train the reference of `run`, which started with `first` workers and stopped at `last`."""
     moves = changes(run)
     sizes = [first, *(event["workers"] for event in moves)]
-    stops = [*((event["position"], event["due"]) for event in moves), (None, False)]
+    stops = [*((event["position"], event["due"]) for event in moves), (last, False)]
     for size, (stop_at, is_due) in zip(sizes, stops, strict=True):
         if stop_at != 0:
             # Threads decide the order of sums.
@@ -135,7 +144,8 @@ import os, signal, sys, time
 from pathlib import Path
 
 from allstep.comm.join.membership import membership
-from allstep.train.run import elastic_loop, generations, loop, worker
+from allstep.train.run import loop, worker
+from allstep.train.run.worlds import generations
 from allstep.train.run.train_request import TrainRequest
 
 out, wait_until, *kills = sys.argv[1].split()
@@ -333,3 +343,122 @@ def test_the_command_of_the_readme(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 workers continue from sample 3,036 after " in done.stdout
     assert "1 worker lost, " in done.stdout and "0 samples lost" in done.stdout
+
+
+def workers_of(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the living workers of a launcher, without their helper processes."""
+    found = []
+    if run.poll() is not None:
+        return found
+    for process in psutil.Process(run.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "--min-workers" not in process.cmdline() and "ALLSTEP_TICKET" in process.environ():
+                parent = process.parent()
+                if parent is not None and "ALLSTEP_TICKET" not in parent.environ():
+                    found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def started(out: Path, *more: str, workers: int, least: int = 1) -> Iterator[subprocess.Popen[str]]:
+    """Start a run, and remove what is left of it afterwards."""
+    with (out.parent / "output").open("a") as output:
+        run = subprocess.Popen(
+            command(out, *more, workers=workers, least=least),
+            env=ENVIRONMENT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield run
+        finally:
+            if run.poll() is None:
+                for process in [*psutil.Process(run.pid).children(recursive=True), run]:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+            run.wait(30)
+
+
+def wait_for_world(run: subprocess.Popen[str], out: Path, size: int, after: int) -> int:
+    """Wait for a change to `size` workers beyond the first `after` changes; return their number."""
+
+    def has_come() -> bool:
+        assert run.poll() is None, (out.parent / "output").read_text()
+        moves = changes(out) if (out / "run.jsonl").exists() else []
+        return any(each["workers"] == size for each in moves[after:])
+
+    wait_until(has_come, 120)
+    return len(changes(out))
+
+
+# In float64 and without what depends on the shares.
+EXACT = ["precision=float64", "model=small-cnn", "model.norm=none", "model.options={}"]
+
+
+def test_growing_to_four_and_back_computes_what_one_worker_does(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    overrides = ["digits", "batch=50", "epochs=400", "log_every=1", *EXACT, "save.seconds=100"]
+    options = ["--workers", "1", "--min-workers", "1", "--max-workers", "4", "--out", str(run)]
+    with (tmp_path / "output").open("w") as output:
+        training = subprocess.Popen(
+            [sys.executable, "-m", "allstep", "train", *overrides, *options],
+            env=ENVIRONMENT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            seen = wait_for_world(training, run, 4, 0)
+            for process in workers_of(training)[:3]:
+                process.kill()
+            wait_for_world(training, run, 1, seen)
+            training.send_signal(signal.SIGTERM)
+            assert training.wait(60) == 75, (tmp_path / "output").read_text()
+        finally:
+            training.kill()
+            training.wait(30)
+    steps = runlog.read(run / "run.jsonl").steps
+    last = steps[-1]["samples"]
+    env = {"OMP_NUM_THREADS": "1"}
+    ranks(1, work_until, overrides, tmp_path / "alone", last, False, env=env)
+    alone = {step["samples"]: step for step in runlog.read(tmp_path / "alone" / "run.jsonl").steps}
+    assert len({len(step["wait"]) for step in steps}) >= 2
+    for step in steps:
+        assert step["loss"] == pytest.approx(alone[step["samples"]]["loss"], rel=1e-10, abs=1e-10)
+
+
+def position(run: subprocess.Popen[str], out: Path, beyond: int) -> int:
+    """Return the last recorded position if it is beyond another one and all workers live, else 0."""
+    assert run.poll() is None, (out.parent / "output").read_text()
+    if not (out / "run.jsonl").exists() or len(workers_of(run)) < 4:
+        return 0
+    last = max((step["samples"] for step in runlog.read(out / "run.jsonl").steps), default=0)
+    return last if last > beyond else 0
+
+
+def test_random_kills_with_spares(ranks: Ranks, tmp_path: Path) -> None:
+    """20 kills in one run in `make soak`, 4 in `make test`; a spare replaces each at once."""
+    run, draws, kills = tmp_path / "run", random.Random(17), 20 if SOAK else 4
+    with started(run, "epochs=2000", "--spares", "1", workers=3) as training:
+        samples = 0
+        for _ in range(kills):
+            samples = wait_until(partial(position, training, run, beyond=samples), 120)
+            # Rank 0 and the spare may be hit, too; and another one while the world forms.
+            draws.choice(workers_of(training)).kill()
+            time.sleep(draws.random())
+        wait_until(lambda: position(training, run, beyond=samples), 120)
+        training.send_signal(signal.SIGTERM)
+        assert training.wait(60) == 75, (tmp_path / "output").read_text()
+    # The reference stops where this run stopped.
+    last = int(checkpoint.written(run / "checkpoints")[0].name)
+    overrides = [*OVERRIDES, "epochs=2000"]
+    chain(ranks, overrides, tmp_path / "reference", 3, run, last)
+    first, second = (
+        checkpoint.written(each / "checkpoints")[0] for each in (run, tmp_path / "reference")
+    )
+    names = sorted(path.name for path in first.iterdir())
+    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])

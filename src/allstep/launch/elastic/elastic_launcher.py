@@ -301,7 +301,8 @@ class ElasticLauncher(Launcher):
         orders = Orders(self.job, [], usable, self.token, self.store.port, self.limits)
         # Until it has a place: scripts may read these variables before they call init().
         size = self.policy.num_workers
-        place = min(worker.number, size - 1), size, worker.slot, connection.host.slots, 0, 1
+        rank, local_size = min(worker.number, size - 1), min(connection.host.slots, size)
+        place = rank, size, min(worker.slot, rank, local_size - 1), local_size, 0, 1
         world = World(*place, connection.label, "allstep")
         env = {
             **world.to_env(),

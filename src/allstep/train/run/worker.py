@@ -31,14 +31,14 @@ from allstep.train.folder.claim import (
 from allstep.train.health.checkpoint_state import check_batch, check_optimizer, check_resumed
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.duties import Duties
-from allstep.train.run.generations import Generations
 from allstep.train.run.loop import train
 from allstep.train.run.placed_job import Job
 from allstep.train.run.prepare import prepare
 from allstep.train.run.progress import Paused
 from allstep.train.run.setup import make_job
-from allstep.train.run.standby import prepare_standby
 from allstep.train.run.train_request import TrainRequest
+from allstep.train.run.worlds.generations import Generations
+from allstep.train.run.worlds.standby import prepare_standby
 from allstep.train.watch.events import Result
 from allstep.world import World
 

@@ -32,13 +32,13 @@ from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder.claim import has_ended
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.capture import capture, load
-from allstep.train.run.changes import Changes, LeaveWorld, Totals
 from allstep.train.run.duties import Duties
-from allstep.train.run.elastic_loop import ElasticLoop
 from allstep.train.run.opening_event import opening
 from allstep.train.run.placed_job import Job, place
 from allstep.train.run.progress import Paused
 from allstep.train.run.setup import make_job
+from allstep.train.run.worlds.changes import Changes, LeaveWorld, Totals
+from allstep.train.run.worlds.elastic_loop import ElasticLoop
 from allstep.train.watch.events import Result
 from allstep.world import World
 

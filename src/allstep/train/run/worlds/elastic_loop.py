@@ -7,10 +7,10 @@ continue there.
 from typing import Any
 
 from allstep.train.health.stop_request import Stopping
-from allstep.train.run.changes import Changes, LeaveWorld
 from allstep.train.run.duties import Duties
 from allstep.train.run.loop import Run
 from allstep.train.run.placed_job import Job
+from allstep.train.run.worlds.changes import Changes, LeaveWorld
 
 
 class ElasticLoop(Run):
