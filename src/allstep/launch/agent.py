@@ -2,7 +2,7 @@
 the processes that they leave behind.
 
     launcher --- socket pair --- agent on this host    --- worker, worker
-             --- ssh ----------- agent on another host --- worker, worker
+             --- ssh or srun --- agent on another host --- worker, worker
 
 The agent is the parent of the workers, and no process that it started outlives it:
 
@@ -13,7 +13,8 @@ The agent is the parent of the workers, and no process that it started outlives 
   "subreaper" and kills them.
 
 Each worker leads a session of its own, so that a signal reaches its whole process group, and Ctrl-C
-at the terminal reaches only the launcher.
+at the terminal reaches only the launcher. Slurm signals the agents (`--srun`), which report that;
+the launcher decides what follows.
 
 The messages of both directions are in `messages`.
 """
@@ -34,6 +35,7 @@ from typing import NamedTuple
 
 from allstep import faults, framework_threads, machine, wire
 from allstep.launch import horovod
+from allstep.launch.hosts.addresses import own_addresses
 from allstep.launch.link import FULL, Link
 from allstep.launch.messages import (
     Alive,
@@ -45,13 +47,17 @@ from allstep.launch.messages import (
     KillOne,
     Message,
     Problem,
+    Received,
     Signal,
     Start,
     Started,
     WorkerOrder,
 )
+from allstep.launch.signals import caught_signals
+from allstep.launch.signals.witness import Witness
 from allstep.launch.worker_stream import WorkerStream
 from allstep.limits import read_limits
+from allstep.process.deferred_signals import CONFIRM
 from allstep.process.family import adopt_orphans, descendants, die_with_parent, reap
 from allstep.process.liveness import Life, life_of
 
@@ -59,6 +65,8 @@ from allstep.process.liveness import Life, life_of
 _PAUSE_SECONDS = 1.0
 # On a busy machine, killed processes need a while to end; the launcher waits for 5 s.
 _DYING_SECONDS = 4.0
+# In which one signal reaches all processes of a host.
+_SIGNALING_SECONDS = 0.05
 
 
 class CannotStart(Exception):
@@ -97,14 +105,23 @@ class Agent:
         self.port_holder = _hold_port()
         self.oom_kills = machine.oom_kills()
         self.streams: list[WorkerStream] = []
+        self.witness: Witness | None = None
         self._full = False
         self._room: int | None = None
 
     def run(self) -> None:
         """Serve the launcher until `Finish` or its end; then kill all descendants."""
         adopt_orphans()
+        self.witness = Witness()
         self.selector.register(self.link.read_fd, selectors.EVENT_READ, self._receive)
-        self._send_hello()
+        with caught_signals(os.environ) as signals:
+            self.selector.register(
+                signals, selectors.EVENT_READ, lambda: self._report_signals(signals.recv(64))
+            )
+            self._send_hello()
+            self._serve()
+
+    def _serve(self) -> None:
         next_beat = time.monotonic() + self.beat_seconds
         try:
             while not self.done and not self.link.ended:
@@ -124,17 +141,9 @@ class Agent:
             self._clean_up()
 
     def _send_hello(self) -> None:
-        # Address and port of the launcher, then of this host.
-        ssh = os.environ.get("SSH_CONNECTION", "").split()
-        by_ssh = self.remote and len(ssh) == 4
-        self.link.send(
-            Hello(
-                port=self.port_holder.getsockname()[1],
-                interfaces=machine.interfaces(),
-                launcher_address=ssh[0] if by_ssh else None,
-                address=ssh[2] if by_ssh else None,
-            )
-        )
+        launcher_address, address = own_addresses(os.environ) if self.remote else (None, None)
+        port = self.port_holder.getsockname()[1]
+        self.link.send(Hello(port, machine.interfaces(), launcher_address, address))
 
     def _beat(self) -> None:
         """Send a sign of life; end if the launcher has been silent for too long."""
@@ -186,13 +195,28 @@ class Agent:
             case Start():
                 self._on_start(message)
             case Signal():
-                self._signal(message.number)
+                self._deliver(message)
             case Kill():
                 self._signal(signal.SIGKILL)
             case KillOne():
                 self._signal_one(message.rank, signal.SIGKILL)
             case Finish():
                 self.done = True
+
+    def _report_signals(self, numbers: bytes) -> None:
+        """Report signals to this process."""
+        for number in numbers:
+            if number != signal.SIGCHLD:
+                self.link.send(Received(number))
+
+    def _deliver(self, message: Signal) -> None:
+        """Send a signal of the launcher to the workers, unless they have received it already."""
+        # Slurm signals one process after the other, the launcher maybe before the workers.
+        time.sleep(_SIGNALING_SECONDS)
+        if self.witness is None or not self.witness.has_received(message.number):
+            self._signal(message.number)
+        if message.confirms:
+            self._signal(CONFIRM)
 
     def _signal(self, number: int) -> None:
         """Send a signal to the process group of every running worker."""

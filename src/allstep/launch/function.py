@@ -122,7 +122,8 @@ def run(
     command = run_module("allstep", "run", *_arguments(options))
     command += run_module("allstep.launch.function_worker", executable=executable)
     everywhere = bool(hosts or hostfile or host_discovery_script)
-    results = _call(command, func, args, kwargs or {}, bind="" if everywhere else "127.0.0.1")
+    bind = "" if everywhere else "127.0.0.1"
+    results = _call(command, func, args, kwargs or {}, bind, given["num_proc"])
     return results[: options["--min-np"]]
 
 
@@ -167,11 +168,11 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def _call(
-    command: list[str], func: Callable[..., Any], args: Any, kwargs: Any, bind: str
+    command: list[str], func: Callable[..., Any], args: Any, kwargs: Any, bind: str, num_proc: int
 ) -> list[Any]:
     """Run the launcher's `command` with a store that holds the call; return the results by rank.
 
-    bind: the address on which the store listens.
+    bind: the address on which the store listens. num_proc: workers at the start.
     """
     # cloudpickle has no type stubs.
     import cloudpickle  # type: ignore[import-untyped]
@@ -194,7 +195,7 @@ def _call(
             raise RuntimeError(
                 f"a worker exited with non-zero status ({code})\n" + "\n".join(notices)
             )
-        return _results(store)
+        return _results(store, num_proc)
 
 
 def _half_of_memory() -> int:
@@ -241,11 +242,14 @@ def _copy_lines(source: IO[bytes], target: TextIO, notices: deque[str]) -> None:
         notices.append(line.rstrip("\n"))
 
 
-def _results(store: wire.Server) -> list[Any]:
-    """Return the results by rank; RuntimeError if a rank has none."""
+def _results(store: wire.Server, num_proc: int) -> list[Any]:
+    """Return the results by rank; RuntimeError if a rank has none.
+
+    Workers that return write the size of their world, which in an elastic run may have changed.
+    """
     import cloudpickle
 
-    num_workers = int(store.peek("size") or b"0")
+    num_workers = int(store.peek("size") or num_proc)
     found = []
     for rank in range(num_workers):
         data = collect(f"result/{rank}", store.peek)
