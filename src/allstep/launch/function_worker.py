@@ -34,16 +34,11 @@ def main() -> None:
     path, call = cloudpickle.loads(data)
     sys.path[:0] = [entry for entry in path if entry not in sys.path]
     func, args, kwargs = cloudpickle.loads(call)
-    rank, size = _place()
-    is_elastic = TICKET in os.environ
-    if not is_elastic:
-        # The caller then notices a worker that exits without a result.
-        caller.set("size", size.encode())
+    fixed = _place()
     result = func(*args, **kwargs)
-    if is_elastic:
-        # The place in the last world counts.
-        rank, size = _place()
-        caller.set("size", size.encode())
+    # In an elastic run the rank is that of the last world.
+    rank, size = _place() if TICKET in os.environ else fixed
+    caller.set("size", size.encode())
     for key, chunk in chunks(f"result/{rank}", cloudpickle.dumps(result)):
         caller.set(key, chunk)
 
