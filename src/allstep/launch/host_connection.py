@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,13 @@ from allstep.launch.hosts import ssh
 from allstep.launch.hosts.host_list import Host, is_here
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Hello
+from allstep.process.liveness import life_of
 from allstep.process.pipe import chunks_now
 
 # Characters that are kept of ssh's standard error: errors quote its last line.
 _MAX_STDERR = 1 << 16
+# A killed process that is blocked in the kernel may need long to end.
+_DYING_SECONDS = 2.0
 
 
 @dataclass
@@ -28,8 +32,8 @@ class HostConnection:
 
     ranks: the ranks on this host. link: to its agent. pid: the agent, if it is a child of the
     launcher. process: ssh, for another host. hello: the agent's first message, None before it.
-    groups: the process groups of workers on this machine. over: the launcher no longer uses the
-    connection. stderr_tail: the end of ssh's standard error.
+    groups: the process groups of workers on this machine, by rank. over: the launcher no
+    longer uses the connection. stderr_tail: the end of ssh's standard error.
     """
 
     host: Host
@@ -38,7 +42,7 @@ class HostConnection:
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
     hello: Hello | None = None
-    groups: list[int] = field(default_factory=list)
+    groups: dict[int, int] = field(default_factory=dict)
     over: bool = False
     stderr_tail: str = ""
 
@@ -82,10 +86,16 @@ class HostConnection:
         return True
 
     def kill_workers_here(self) -> None:
-        """Kill the workers on this machine whose agent has ended; they may have survived it."""
-        for group in self.groups:
+        """Kill the workers on this machine whose agent has ended; they may have survived it.
+
+        Waits until they cannot act any more: a world may be formed without them.
+        """
+        for group in self.groups.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
+        end = time.monotonic() + _DYING_SECONDS
+        while any(map(_may_act, self.groups.values())) and time.monotonic() < end:
+            time.sleep(0.001)
 
     def end(self) -> None:
         """End the agent, or ssh, and close the connection."""
@@ -161,6 +171,14 @@ def _be_agent(theirs: socket.socket, not_ours: list[int], label: str) -> None:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _may_act(pid: int) -> bool:
+    """Return whether a process still runs its program."""
+    try:
+        return not life_of(pid).is_ending()
+    except OSError:
+        return False
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int | None:

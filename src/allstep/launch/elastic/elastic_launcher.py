@@ -69,6 +69,7 @@ class ElasticLauncher(Launcher):
             connection.ranks = []
         hosts = [HostRanks(each.label, [], each.remote) for each in connections]
         self.run_state = ElasticRun(hosts, self.policy, self.limits.lost)
+        self.run_state.may_act = self._may_act
         self.state = self.run_state
 
     # Workers.
@@ -112,6 +113,7 @@ class ElasticLauncher(Launcher):
         """Return the event of an exit; the ticket of the worker is not valid any more."""
         assert self.store is not None
         worker = self.workers.end(message.rank)
+        self._connection_of(worker).groups.pop(message.rank, None)
         record = None
         if message.code and worker.rank is not None:
             record = self.store.peek(keys.failure_of(worker.rank))
@@ -154,6 +156,15 @@ class ElasticLauncher(Launcher):
                     super()._carry_out([decision])
                 case _:
                     super()._carry_out([decision])
+
+    def _may_act(self, host: str) -> bool:
+        """Return whether a worker of another host may still act: it is connected to the store."""
+        if self.store is None or not any(each.label == host for each in self._remotes()):
+            return False
+        return any(
+            each.host == host and self.store.is_connected(keys.worker_of(each.ticket))
+            for each in self.workers.living()
+        )
 
     def _connection_of(self, worker: ElasticWorker) -> HostConnection:
         return next(each for each in self.connections if each.label == worker.host)

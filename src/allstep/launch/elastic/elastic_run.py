@@ -52,6 +52,10 @@ class ElasticRun:
         self._lost = lost
         self._alive = [0.0 for _ in hosts]
         self._decided_at = 0.0
+        # Why the links to hosts have ended that are not lost yet.
+        self._ended_links: dict[int, str] = {}
+        self.may_act: Callable[[str], bool] = lambda label: False
+        """Whether a worker on the host of this label may still act; the launcher sets it."""
         self._decisions: list[Decision] = []
         self._conclusion: Conclusion | None = None
 
@@ -94,7 +98,7 @@ class ElasticRun:
             return
         if event.host not in self.greeted:
             self._end_with(event.why)
-        self._lose(event.host, event.why, event.at)
+        self._ended_links[event.host] = event.why
 
     def _lose(self, host: int, why: str, now: float) -> None:
         self.over.add(host)
@@ -114,6 +118,7 @@ class ElasticRun:
         since, self._decided_at = now - self._decided_at, now
         if since > _PAUSE_SECONDS:
             self._alive = [min(now, at + since) for at in self._alive]
+        self._lose_ended_hosts(now)
         self._lose_silent_hosts(now)
         decisions: list[Decision | Action] = [*self._decisions]
         self._decisions = []
@@ -128,6 +133,18 @@ class ElasticRun:
         """Decide while the loop waits for a reader of its output and reads no link."""
         return self.decide(now)
 
+    def _lose_ended_hosts(self, now: float) -> None:
+        """Lose hosts whose link has ended, once their workers cannot act any more.
+
+        The end of an agent ends its workers, but a link also ends when only ssh does. The agent
+        then kills them, at the latest when it has received nothing for 0.7 of `lost`.
+        """
+        for host, why in tuple(self._ended_links.items()):
+            is_silent = now - self._alive[host] > self._lost
+            if is_silent or not self.may_act(self.hosts[host].label):
+                del self._ended_links[host]
+                self._lose(host, why, now)
+
     def _lose_silent_hosts(self, now: float) -> None:
         for number, host in enumerate(self.hosts):
             is_watched = host.remote and number in self.greeted and number not in self.over
@@ -141,7 +158,7 @@ class ElasticRun:
     @property
     def has_deadline(self) -> bool:
         """Return whether time alone may lead to a decision soon."""
-        return self.started and self.roster.deadline is not None
+        return bool(self._ended_links) or (self.started and self.roster.deadline is not None)
 
     @property
     def may_start(self) -> bool:

@@ -57,3 +57,23 @@ def _resolve(name: str) -> set[str]:
         }
     except (OSError, UnicodeError):
         return set()
+
+
+def interface_variable(
+    name: str, iface: str | None, peers: Sequence[str], env: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variable that sets the interface of Gloo or NCCL; empty to leave it unset.
+
+    The interface is that of `--iface`, else the one that routes to the other hosts, `peers`.
+    """
+    if iface:
+        return {name: iface}
+    if name in env:
+        return {}
+    if not peers:
+        return {name: "lo"} if name.startswith("GLOO") else {}
+    sources = (machine.route_to(address) for address in peers)
+    interface = next(
+        (found for source in sources if source and (found := machine.interface_of(source))), None
+    )
+    return {name: interface} if interface else {}
