@@ -21,11 +21,12 @@ SCRIPT = str(EXAMPLES / "four_lines.py")
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 
 
-def run(*command: str) -> str:
-    """What a command prints on standard output; it must succeed."""
-    result = subprocess.run(
-        command, env=clean_environment(), capture_output=True, text=True, timeout=150
-    )
+def run(*command: str, path: str = "") -> str:
+    """What a command prints on standard output; it must succeed. `path`: first on PYTHONPATH."""
+    env = clean_environment()
+    if path:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, env.get("PYTHONPATH")]))
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -139,16 +140,33 @@ HOROVOD = {
 }
 
 
-@pytest.mark.usefixtures("processes", "peers")
-@pytest.mark.parametrize("framework", HOROVOD)
-def test_scripts_in_horovods_style(framework: str) -> None:
+def one_after_the_other(framework: str) -> list[str]:
+    """The command that runs the scripts of a framework unmodified, in one process."""
     runs = [
         f"runpy.run_path({str(EXAMPLES / f'horovod_{name}.py')!r}, run_name='__main__')"
         for name in HOROVOD[framework]
     ]
-    launch = [str(BIN / "allstep"), "run", "--as-horovod", "-np", "2", sys.executable, "-c"]
-    output = run(*launch, "\n".join(["import runpy", *runs]))
-    results = re.findall(r"^\[0\] (\w+) on 2 workers: loss \d\.\d+, accuracy (\S+)%", output, re.M)
+    return [sys.executable, "-c", "\n".join(["import runpy", *runs])]
+
+
+def check_accuracies(output: str, framework: str) -> None:
+    results = re.findall(r"(\w+) on 2 workers: loss \d\.\d+, accuracy (\S+)%", output)
     names = {"tensorflow": ["keras", "tensorflow"]}.get(framework, [framework])
     assert [name for name, _ in results] == names, output
     assert all(float(accuracy) > 80 for _, accuracy in results), output
+
+
+@pytest.mark.usefixtures("processes", "peers")
+@pytest.mark.parametrize("framework", HOROVOD)
+def test_scripts_in_horovods_style(framework: str) -> None:
+    launch = [str(BIN / "allstep"), "run", "--as-horovod", "-np", "2"]
+    check_accuracies(run(*launch, *one_after_the_other(framework)), framework)
+
+
+@pytest.mark.usefixtures("processes", "peers")
+def test_scripts_of_tensorflow_under_open_mpi() -> None:
+    """Those of torch, Keras 2 and MXNet run under it in tests/hvd, tests/keras2 and tests/mxnet."""
+    mpirun = program("mpirun.openmpi", "mpirun")
+    path = run(str(BIN / "allstep"), "horovod-path").strip()
+    launch = [mpirun, *AS_ROOT, "--oversubscribe", "-np", "2", "-x", "PYTHONPATH"]
+    check_accuracies(run(*launch, *one_after_the_other("tensorflow"), path=path), "tensorflow")

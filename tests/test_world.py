@@ -39,7 +39,9 @@ def test_a_recorded_environment(
         for name in ("rank", "size", "local_rank", "local_size", "host"):
             assert getattr(world, name) == expect[name], name
         worlds.append(world)
-        cards.append({"node": node_of(world, env), "local_rank": world.local_rank})
+        cards.append(
+            {"node": node_of(world, env), "host": world.host, "local_rank": world.local_rank}
+        )
     # What one process cannot know from its own variables it learns from the cards of all.
     for world, expect, env in zip(worlds, case["expect"], case["ranks"], strict=True):
         if len(cards) == world.size:

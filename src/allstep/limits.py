@@ -62,12 +62,15 @@ def read_limits(env: Mapping[str, str] | None = None) -> Limits:
     """Return the timeouts that `env` sets (default: os.environ); ConfigError for a bad value."""
     env = os.environ if env is None else env
     return Limits(
-        **{field: _seconds(env, names, default) for field, (default, names) in _VARIABLES.items()}
+        **{
+            field: read_seconds(env, names, default)
+            for field, (default, names) in _VARIABLES.items()
+        }
     )
 
 
-def _seconds(env: Mapping[str, str], names: tuple[str, ...], default: float) -> float:
-    """Return the value of the first variable that is set, else `default`."""
+def read_seconds(env: Mapping[str, str], names: tuple[str, ...], default: float) -> float:
+    """Return the seconds of the first variable that is set, else `default`; ConfigError if bad."""
     name = next((name for name in names if env.get(name)), None)
     if name is None:
         return default

@@ -1,6 +1,7 @@
 """Which rank reads what: exact cover for any number of samples, workers and positions."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep.data import order
+from allstep.errors import ConfigError
 
 SEEDS = st.integers(0, 2**40)
 RECORDED_SMALL = [3, 5, 1, 2, 0, 8, 9, 6]
@@ -103,16 +105,59 @@ def test_default_validation(n: int, expected: int) -> None:
 @settings(deadline=None)
 @given(count=st.integers(0, 5000), size=st.integers(1, 300))
 def test_shares_cover_the_batch_and_differ_by_at_most_one(count: int, size: int) -> None:
-    shares = [range(count)[order.share(count, rank, size)] for rank in range(size)]
+    even = order.even(size)
+    shares = [range(count)[order.share(count, rank, even)] for rank in range(size)]
     assert [number for share in shares for number in share] == list(range(count))
     lengths = {len(share) for share in shares}
     assert max(lengths) - min(lengths) <= 1
 
 
+@settings(deadline=None)
+@given(
+    count=st.integers(0, 5000),
+    weights=st.lists(st.integers(1, 1000), min_size=1, max_size=40).map(tuple),
+    factor=st.integers(1, 99),
+)
+def test_any_weights_cover_the_batch_in_order(
+    count: int, weights: order.Weights, factor: int
+) -> None:
+    """Reference of the lengths: the exact fractions, from which none is a sample away."""
+    shares = [range(count)[order.share(count, rank, weights)] for rank in range(len(weights))]
+    assert [number for share in shares for number in share] == list(range(count))
+    assert order.lengths(count, weights) == [len(share) for share in shares]
+    for share, weight in zip(shares, weights, strict=True):
+        assert abs(len(share) - count * weight / sum(weights)) < 1
+    multiple = tuple(factor * weight for weight in weights)
+    assert order.lengths(count, multiple) == order.lengths(count, weights)
+
+
+@settings(deadline=None)
+@given(count=st.integers(0, 5000), size=st.integers(1, 300), weight=st.integers(1, 1000))
+def test_equal_weights_are_the_even_split(count: int, size: int, weight: int) -> None:
+    """Reference: the formula of the versions without weights."""
+    expected = [slice(rank * count // size, (rank + 1) * count // size) for rank in range(size)]
+    assert [order.share(count, rank, (weight,) * size) for rank in range(size)] == expected
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], [1], [1, 2, 3], [1, 0], [1, -2], [1, 1.5], [1, True], [1, "2"], [1, 1 << 21]]
+)
+def test_weights_that_are_refused(wrong: list[Any]) -> None:
+    expected = (
+        r"^shares=\[.*\]: expected one whole number from 1 to 1,048,576 for each of 2 workers$"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        order.check_weights(wrong, 2)
+
+
 def readers(
-    n: int, seed: int | None, size: int, partition: order.Partition = "share"
+    n: int,
+    seed: int | None,
+    size: int,
+    partition: order.Partition = "share",
+    weights: order.Weights = (),
 ) -> list[order.Reader]:
-    return [order.Reader(n, seed, rank, size, partition) for rank in range(size)]
+    return [order.Reader(n, seed, rank, size, partition, weights) for rank in range(size)]
 
 
 RUNS = {
@@ -147,6 +192,31 @@ def test_all_ranks_have_the_batches_of_one_cut_into_shares(
     (alone,) = readers(n, seed, 1)
     assert together == [int(numbers[0]) for _, numbers in order.plan(alone, position, stop, 1)]
     assert len(together) == (length if n else 0)
+
+
+@settings(max_examples=60)
+@given(**RUNS, data=st.data(), position=st.integers(0, 600), length=st.integers(0, 600))
+def test_the_weights_change_only_who_reads_a_sample(
+    n: int,
+    batch: int,
+    size: int,
+    seed: int | None,
+    data: st.DataObject,
+    position: int,
+    length: int,
+) -> None:
+    """Every sample once, in the order of one worker."""
+    stop = position + length
+    weights = data.draw(st.tuples(*[st.integers(1, 50)] * size))
+    weighted = readers(n, seed, size, weights=weights)
+    plans = [list(order.plan(reader, position, stop, batch)) for reader in weighted]
+    (alone,) = readers(n, seed, 1)
+    expected = list(order.plan(alone, position, stop, batch))
+    assert len({len(plan) for plan in plans}) == 1
+    for shares, (span, numbers) in zip(zip(*plans, strict=True), expected, strict=True):
+        assert all(other == span for other, _ in shares)
+        assert [len(mine) for _, mine in shares] == order.lengths(len(numbers), weights)
+        assert np.concatenate([mine for _, mine in shares]).tolist() == numbers.tolist()
 
 
 @settings(max_examples=60)

@@ -148,6 +148,7 @@ def check_values() -> None:
     assert hvd.allreduce(me, op=Max) == 1 and hvd.allreduce(me, op=Sum, prescale_factor=2) == 2
     tensor = keras.ops.convert_to_tensor([1.0, 3.0])
     reduced = hvd.allreduce(tensor, compression=Compression.fp16, name="values")
+    assert hvd.allreduce([1.0001], compression=Compression.fp16).tolist() == [1.0]
     assert keras.ops.is_tensor(reduced) and keras.ops.convert_to_numpy(reduced).tolist() == [1, 3]
     short = np.array([1, 2], ml_dtypes.bfloat16)
     assert hvd.allreduce(short).dtype == short.dtype and hvd.allreduce(short).tolist() == [1, 2]

@@ -13,6 +13,7 @@ from support.ranks import Ranks
 BACKENDS = ["torch", "tensorflow", "jax"]
 CHECKS = [
     "workers_match_one",
+    "policies_match",
     "passes_accumulate",
     "sums_and_compression",
     "callbacks_replace_ffi",
@@ -27,6 +28,7 @@ CHECKS = [
     "all_skip_an_infinity",
     "saved_models_are_plain",
     "looks_like_the_wrapped_one",
+    "names_and_signatures",
     "wrong_arguments",
     "xla_is_refused_on_tensorflow",
 ]
@@ -53,7 +55,8 @@ def test_two_workers(ranks: Ranks, tmp_path: Path, backend: str) -> None:
 @pytest.mark.usefixtures("peers")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_three_workers(ranks: Ranks, tmp_path: Path, backend: str) -> None:
-    checks = ["momentum_matches", "apply_reduces", "local_variables_stay_local"]
+    checks = ["momentum_matches", "uneven_batches_match", "apply_reduces"]
+    checks += ["local_variables_stay_local"]
     ranks(3, keras_checks.run, checks, tmp_path, env=settings(backend), timeout=150)
 
 

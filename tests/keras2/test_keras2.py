@@ -29,6 +29,7 @@ CHECKS = [
     "errors_before_a_fit_are_forgotten",
     "saved_models_are_plain",
     "wrong_arguments",
+    "names_and_signatures",
     *keras2_checks.EXACT,
     "graph_matches_one",
 ]

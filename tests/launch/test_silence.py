@@ -128,7 +128,7 @@ def test_a_pause_of_the_agent_is_silence_in_an_elastic_run(link: Link) -> None:
     """The launcher may have formed a world without this host meanwhile."""
     agent = Agent(link, "far", remote=True)
     for is_elastic, ends in [(False, False), (True, True)]:
-        agent.leaves_nothing = is_elastic
+        agent.is_elastic = is_elastic
         now = time.monotonic()
         agent.last_received = now - 8
         agent._excuse_pause(now, 7.5)

@@ -35,13 +35,14 @@ class Done:
 def run(
     *arguments: str | Path,
     prefix: Sequence[str] = (),
+    command: Sequence[str] = ALLSTEP,
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
     limit: float = 100,
 ) -> Done:
-    """Run `allstep ...` to its end."""
+    """Run `allstep ...`, or another command, to its end."""
     started = time.monotonic()
-    process = start(*arguments, prefix=prefix, env=env, cwd=cwd)
+    process = start(*arguments, prefix=prefix, command=command, env=env, cwd=cwd)
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -56,12 +57,13 @@ def run(
 def start(
     *arguments: str | Path,
     prefix: Sequence[str] = (),
+    command: Sequence[str] = ALLSTEP,
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
 ) -> "subprocess.Popen[str]":
-    """Start `allstep ...` in a process group of its own."""
+    """Start `allstep ...`, or another command, in a process group of its own."""
     return subprocess.Popen(
-        [*prefix, *ALLSTEP, *map(str, arguments)],
+        [*prefix, *command, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -94,7 +94,7 @@ class Checks:
     killed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.due = self.limit
+        self.due = self.limit + self.policy.start_timeout - self.policy.elastic_timeout
 
     @property
     def limit(self) -> float:

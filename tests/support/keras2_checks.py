@@ -18,6 +18,7 @@ import pytest
 from support import keras2_exact
 from support import keras_cases as cases
 from support.keras_checks import assert_equal
+from support.keras_surface import check_surface
 
 EXACT = {
     each.__name__: each
@@ -406,6 +407,8 @@ def check_makers(hvd: Any, tf: Any, known: Any, path: Path) -> None:
 
 
 def wrong_arguments(hvd: Any, tf: Any, folder: Path) -> None:
+    import allstep.tensorflow as hvd_tf
+
     for known in kinds(tf):
         plain = known.Adam(0.02, beta_1=0.8, clipnorm=1.0)
         made = hvd.DistributedOptimizer(plain)
@@ -425,6 +428,12 @@ def wrong_arguments(hvd: Any, tf: Any, folder: Path) -> None:
     assert hvd.allgather([hvd.rank()]).tolist() == [0, 1]
     assert float(hvd.broadcast(hvd.rank(), 1)) == 1
     assert hvd.reducescatter([1.0, 2.0], op=hvd.Sum).tolist() == [2.0 * (hvd.rank() + 1)]
+    for compression in (hvd.Compression, hvd_tf.Compression):
+        assert hvd.allreduce([1.0001], compression=compression.fp16).tolist() == [1.0]
+
+
+def names_and_signatures(hvd: Any, tf: Any, folder: Path) -> None:
+    check_surface(hvd, average="None")
 
 
 # A graph of tf.compat.v1

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from support import keras_cases as cases
+from support.keras_surface import check_surface
 
 Check = Callable[[Any, Path], None]
 
@@ -60,9 +61,10 @@ def backend() -> str:
 def _compare(hvd: Any, names: list[str]) -> None:
     for name in names:
         make = cases.plain_optimizers()[name]
-        _, expected = cases.train(make(), 0, 1)
-        _, found = cases.train(hvd.DistributedOptimizer(make()), hvd.rank(), hvd.size())
+        losses, expected = cases.train(make(), 0, 1)
+        mine, found = cases.train(hvd.DistributedOptimizer(make()), hvd.rank(), hvd.size())
         assert_equal(found, expected)
+        assert_equal(hvd.allreduce(np.array(mine)), losses)
 
 
 def workers_match_one(hvd: Any, folder: Path) -> None:
@@ -72,6 +74,55 @@ def workers_match_one(hvd: Any, folder: Path) -> None:
 
 def momentum_matches(hvd: Any, folder: Path) -> None:
     _compare(hvd, ["momentum"])
+
+
+def uneven_batches_match(hvd: Any, folder: Path) -> None:
+    """Shares of different sizes, and a last batch of one sample: ranks without any."""
+    from keras.optimizers import Adam
+
+    x, y = (each[:31] for each in cases.data())
+    data = hvd.batches(x, y, batch=10, seed=5)
+    alone, made = cases.model(), cases.model()
+    alone.compile(Adam(0.01, global_clipnorm=0.1), "mse", metrics=["mae"])
+    made.compile(hvd.DistributedOptimizer(Adam(0.01, global_clipnorm=0.1)), "mse", metrics=["mae"])
+    made.fit(data, epochs=2, shuffle=False, verbose=0)
+    for epoch in range(2):
+        order = np.random.default_rng([5, epoch]).permutation(31)
+        for start in range(0, 31, 10):
+            alone.train_on_batch(x[order[start : start + 10]], y[order[start : start + 10]])
+    assert_equal(cases.weights(made), cases.weights(alone))
+    assert_equal(hvd.evaluate(made, x, y), alone.evaluate(x, y, verbose=0))
+
+
+def policies_match(hvd: Any, folder: Path) -> None:
+    """float32, and mixed_float16 with an infinity on one rank in one step, which all ranks skip."""
+    import keras
+
+    for policy, tolerance in (("float32", 2e-6), ("mixed_float16", 1e-3)):
+        keras.config.set_dtype_policy(policy)
+        bad = 16 if policy == "mixed_float16" else None
+        make = partial(keras.optimizers.SGD, 0.05, momentum=0.9)
+        alone, expected = _with_bad_sample(make(), 0, 1, bad)
+        made, found = _with_bad_sample(
+            hvd.DistributedOptimizer(make()), hvd.rank(), hvd.size(), bad
+        )
+        keras.config.set_dtype_policy("float64")
+        assert_equal(found, expected, tolerance)
+        if bad:
+            assert float(made.dynamic_scale) == float(alone.dynamic_scale) == 2.0**14
+            assert int(made.iterations) == int(alone.iterations) == 3
+
+
+def _with_bad_sample(optimizer: Any, rank: int, size: int, bad: int | None) -> tuple[Any, Any]:
+    """Train one epoch in which a sample is too large for float16; the optimizer and weights."""
+    made = cases.model()
+    made.compile(optimizer=optimizer, loss="mse")
+    x, y = cases.data()
+    if bad:
+        x[bad] = 1e30
+    x, y = cases.share(x, rank, size), cases.share(y, rank, size)
+    made.fit(x, y, batch_size=cases.BATCH // size, shuffle=False, verbose=0)
+    return made.optimizer, cases.weights(made)
 
 
 def passes_accumulate(hvd: Any, folder: Path) -> None:
@@ -358,6 +409,10 @@ def looks_like_the_wrapped_one(hvd: Any, folder: Path) -> None:
     assert made.get_config() == plain.get_config()
     assert made.from_config(made.get_config())._reduction is not made._reduction
     assert made.variables() == made.variables
+
+
+def names_and_signatures(hvd: Any, folder: Path) -> None:
+    check_surface(hvd, average="True")
 
 
 # Wrong arguments

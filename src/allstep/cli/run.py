@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allstep.cli.horovod.elastic_flags import idle_options, is_elastic, policy_of
+from allstep.cli.horovod.elastic_flags import (
+    discovery_of,
+    idle_options,
+    is_elastic,
+    policy_of,
+    with_minimum,
+)
 from allstep.cli.horovod.flags import takes_horovod_flags
 from allstep.cli.horovod.flags_table import CONTROLLERS, idle_line, read_config, variables
 from allstep.cli.options import Faults, Iface, Ssh
@@ -149,14 +155,16 @@ def run(
     flags = _with_file(horovod)
     exported = variables(flags)
     wanted = _wanted(num_workers, flags)
+    flags = with_minimum(flags, wanted, as_horovodrun=as_horovodrun)
     used = _used_hosts(hosts, hostfile, flags, wanted)
+    size = _most_ranks(used, flags)
     env = _environment(exported, as_horovod or as_horovodrun, replace_gloo)
     job = Job(
         _with_interpreter(command),
         used,
         env=env,
         env_only=None if env_only is None else parse_env_only(env_only, env),
-        show=_ranks(show, sum(host.slots for host in used)),
+        show=_ranks(show, size),
         log_dir=_folder("--log-dir", log_dir),
         stream_dir=_folder("--output-filename", flags.get("output_filename")),
         prefix="horovod" if as_horovodrun else "allstep",
@@ -164,7 +172,10 @@ def run(
         iface=iface or _interface(flags.get("network_interfaces", [])),
         ssh=_ssh(ssh, flags),
         grace=grace,
+        max_workers=size,
     )
+    if idle := idle_options(flags, as_horovodrun=as_horovodrun):
+        _notice(f"without effect here: {idle}")
     _announce(job, flags, exported, replace_gloo)
     raise typer.Exit(_launcher(job, flags, wanted, as_horovodrun).run())
 
@@ -181,7 +192,7 @@ def _launcher(
 
     num_workers = num_workers or sum(host.slots for host in job.hosts)
     policy = policy_of(flags, num_workers, job.grace, as_horovodrun=as_horovodrun)
-    return ElasticLauncher(job, policy)
+    return ElasticLauncher(job, policy, discovery_of(flags))
 
 
 def _wanted(num_workers: int | None, flags: dict[str, Any]) -> int | None:
@@ -200,8 +211,6 @@ def _announce(
         _notice(LINE)
     if idle := idle_line(flags):
         _notice(f"without effect here: {idle}")
-    if options := idle_options(flags):
-        _notice(f"without effect here: {', '.join(options)} (an elastic run needs --min-np)")
     if flags.get("verbose"):
         _notice(
             f"{', '.join(f'{host.label}:{host.slots}' for host in job.hosts)} will run"
@@ -260,10 +269,15 @@ def _used_hosts(
 ) -> "list[Host]":
     """Return the hosts, with the number of workers of each as its slots.
 
-    An elastic run may use all slots up to --max-np; on this machine alone as many as workers.
+    An elastic run may use all slots up to --max-np; on this machine alone as many as workers. Those
+    of a discovery script that is polled are the first ones, possibly too few.
     """
     from allstep.launch import assign
 
+    discovery = discovery_of(flags)
+    if discovery is not None:
+        _check_one_source(hosts, hostfile, flags)
+        return discovery.poll()
     most = num_workers
     if is_elastic(flags):
         most = max(num_workers or 0, flags.get("max_np") or 0)
@@ -279,10 +293,8 @@ def _hosts(
     """Return the hosts that are named by option, file or script; else this one for all workers."""
     from allstep.launch import Host, discover, parse_hosts, read_hostfile
 
+    _check_one_source(hosts, hostfile, flags)
     script = flags.get("host_discovery_script")
-    named = {"-H": hosts, "--hostfile": hostfile, "--host-discovery-script": script}
-    if len(given := [option for option, value in named.items() if value]) > 1:
-        raise ConfigError(f"{' and '.join(given)} both name the hosts; give one of them")
     if hosts:
         return parse_hosts(hosts)
     if hostfile:
@@ -294,6 +306,23 @@ def _hosts(
             "the number of workers is missing: give -np N, or hosts with their slots: -H h1:2,h2:2"
         )
     return [Host("localhost", num_workers)]
+
+
+def _check_one_source(hosts: str | None, hostfile: Path | None, flags: dict[str, Any]) -> None:
+    """Raise ConfigError if more than one option names the hosts."""
+    script = flags.get("host_discovery_script")
+    named = {"-H": hosts, "--hostfile": hostfile, "--host-discovery-script": script}
+    if len(given := [option for option, value in named.items() if value]) > 1:
+        raise ConfigError(f"{' and '.join(given)} both name the hosts; give one of them")
+
+
+def _most_ranks(used: "list[Host]", flags: dict[str, Any]) -> int:
+    """Return the largest number of ranks that a run may have."""
+    from allstep.launch import MAX_WORKERS
+
+    if discovery_of(flags) is None:
+        return sum(host.slots for host in used)
+    return flags.get("max_np") or MAX_WORKERS
 
 
 def _folder(option: str, text: str | None) -> Path | None:

@@ -26,8 +26,10 @@ rank      |0  |1   |0  |1   |0  |1   |0|1 |
 ```
 
 **The shares.** `share` cuts a global batch of c samples into one contiguous range of positions per
-rank; their lengths differ by at most one sample. With fewer samples than ranks, some shares are
-empty. The partition decides which samples are at a rank's positions:
+rank, in proportion to integer weights: rank r has c x W[r] // W[n] to c x W[r+1] // W[n], where
+W[r] is the sum of the weights before r. With even weights the lengths differ by at most one sample.
+Some shares may be empty. The weights decide which rank reads a sample, not when it is read. The
+partition decides which samples are at a rank's positions:
 
     share    All ranks use one permutation. Together they read every sample once per epoch, in the
              same order for any number of ranks.
@@ -38,7 +40,7 @@ empty. The partition decides which samples are at a rank's positions:
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice, pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -49,7 +51,11 @@ from allstep.errors import ConfigError
 
 Numbers = NDArray[np.int64]
 Partition = Literal["share", "whole"]
+Weights = tuple[int, ...]
+"""One positive number per rank: the parts of a global batch that the ranks have."""
 
+MAX_WEIGHT = 1 << 20
+"""Largest weight of a share; its product with a number of samples has 64 bits."""
 # Rounds of the Feistel network. Even, so that both halves end with their initial widths. 4 suffice
 # in theory; halves of few bits need 8.
 _ROUNDS = 8
@@ -78,7 +84,8 @@ class Span(NamedTuple):
 class Reader(NamedTuple):
     """A rank that reads samples: rank `rank` of `size`, in a run over `n` samples.
 
-    `seed` keys the order of the samples; None keeps the order of the dataset.
+    `seed` keys the order of the samples; None keeps the order of the dataset. `weights` are those
+    of the shares; empty: even ones.
     """
 
     n: int
@@ -86,6 +93,7 @@ class Reader(NamedTuple):
     rank: int = 0
     size: int = 1
     partition: Partition = "share"
+    weights: Weights = ()
 
 
 def spans(position: int, stop: int, n: int, batch: int) -> Iterator[Span]:
@@ -115,7 +123,8 @@ def shares(reader: Reader, batches: Sequence[Span]) -> list[Numbers]:
 
 
 def _positions(span: Span, reader: Reader) -> Numbers:
-    mine = share(span.stop - span.start, reader.rank, reader.size)
+    weights = reader.weights or even(reader.size)
+    mine = share(span.stop - span.start, reader.rank, weights)
     return np.arange(span.start + mine.start, span.start + mine.stop)
 
 
@@ -167,12 +176,34 @@ def default_validation(n: int) -> int:
     return min(5000, n // 10)
 
 
-def share(count: int, rank: int, size: int) -> slice:
-    """Return the range of a batch of `count` samples that `rank` of `size` ranks computes.
+def even(size: int) -> Weights:
+    """Return the weights of `size` ranks with equal shares."""
+    return (1,) * size
 
-    Lengths differ by at most one sample between ranks; a range may be empty.
-    """
-    return slice(rank * count // size, (rank + 1) * count // size)
+
+def share(count: int, rank: int, weights: Weights) -> slice:
+    """Return the range of a batch of `count` samples that `rank` computes; it may be empty."""
+    before, total = sum(weights[:rank]), sum(weights)
+    return slice(count * before // total, count * (before + weights[rank]) // total)
+
+
+def lengths(count: int, weights: Weights) -> list[int]:
+    """Return the number of samples of each rank in a batch of `count` samples."""
+    total = sum(weights)
+    ends = [count * part // total for part in accumulate(weights, initial=0)]
+    return [stop - start for start, stop in pairwise(ends)]
+
+
+def check_weights(weights: Sequence[int], size: int) -> Weights:
+    """Return the weights of `size` ranks. Raise ConfigError unless each rank has a valid one."""
+    whole = all(isinstance(each, int | np.integer) and each is not True for each in weights)
+    if not whole or len(weights) != size or not all(0 < each <= MAX_WEIGHT for each in weights):
+        ranks = f"each of {size} workers" if size > 1 else "the only worker"
+        raise ConfigError(
+            f"shares={list(weights)}: expected one whole number from 1 to {MAX_WEIGHT:,} for"
+            f" {ranks}"
+        )
+    return tuple(map(int, weights))
 
 
 def some_of(numbers: Sequence[int] | Numbers, n: int) -> Numbers:

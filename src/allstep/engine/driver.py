@@ -232,9 +232,10 @@ class Driver:
         self._board.wake()
         self.join(1.0)
 
-    def join(self, seconds: float) -> None:
-        """Wait at most `seconds` until the engine's thread has ended."""
+    def join(self, seconds: float) -> bool:
+        """Wait at most `seconds` until the engine's thread has ended; return whether it has."""
         self._thread.join(timeout=seconds)
+        return not self._thread.is_alive()
 
     def forked(self) -> None:
         """Replace the lock in a forked child, which lacks the thread that held it."""

@@ -23,8 +23,10 @@ from allstep.comm.group.init import session
 from allstep.comm.group.joined import Joined
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
+from allstep.comm.memory.kept import kept_memory
 from allstep.engine.autotune import read_autotune
 from allstep.engine.board.board import Board
+from allstep.engine.board.shared_board import BOARD
 from allstep.engine.coordinator import Coordinator
 from allstep.engine.dispatch import Dispatch
 from allstep.engine.driver import Driver
@@ -250,7 +252,9 @@ class Engine:
         self._end_driving()
         # Also aborts an operation in which the engine's thread still waits for a rank that hangs.
         self._executor.close()
-        self._driver.join(_LAST_SECONDS)
+        if not self._driver.join(_LAST_SECONDS):
+            # The thread may still write into our mailbox.
+            kept_memory().drop(BOARD)
         self._board.close()
         self._requests.handles.clear()
         session().part()

@@ -30,6 +30,7 @@ from torch._C._distributed_c10d import (
 )
 
 from allstep.comm.group import backend
+from allstep.comm.group.build_memory import Options
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.failure import Failure
 from allstep.engine.adasum import combine
@@ -65,12 +66,21 @@ class Executor:
     """The process groups of the sets that this rank belongs to, and the operations on them.
 
     `store`: the store through which the groups are formed. `start`: seconds for connecting.
-    `timeout`: seconds for one operation. `device_of_zeros`: the GPU on which a rank that has joined
+    `timeout`: seconds for one operation. `options_of`: returns the options of a group of all ranks,
+    for its purpose. `device_of_zeros`: the GPU on which a rank that has joined
     allocates zeros when the tensors of the other ranks are on a GPU; -1 for the default GPU.
     """
 
-    def __init__(self, store: Store, rank: int, start: float, timeout: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        start: float,
+        timeout: float,
+        options_of: Callable[[str], Options | None] = lambda purpose: None,
+    ) -> None:
         self._store = store
+        self._options_of = options_of
         self._rank = rank
         self._start, self._timeout = start, timeout
         self._groups: dict[int, AllstepGroup] = {}
@@ -90,15 +100,18 @@ class Executor:
         """
         self._num_made += 1
         self._ranks[number] = ranks
-        self._prefixes[number] = place = f"set/{self._num_made}"
+        self._prefixes[number] = f"set/{self._num_made}"
         if self._rank in ranks:
-            self._groups[number] = self._make(
-                f"{place}/engine", f"allstep engine, set {number}", ranks
-            )
+            self._groups[number] = self._make("engine", number)
 
-    def _make(self, place: str, name: str, ranks: tuple[int, ...]) -> AllstepGroup:
-        store = PrefixStore(place, self._store)
-        return backend.create_apart(store, name, self._rank, ranks, self._start, self._timeout)
+    def _make(self, purpose: str, number: int) -> AllstepGroup:
+        name, ranks = f"allstep {purpose}, set {number}", self._ranks[number]
+        store = PrefixStore(f"{self._prefixes[number]}/{purpose}", self._store)
+        # Set 0 has all ranks.
+        options = self._options_of(f"{purpose} of the engine") if number == 0 else None
+        return backend.create_apart(
+            store, name, self._rank, ranks, self._start, self._timeout, options
+        )
 
     def has_group(self, purpose: str, number: int) -> bool:
         """Return whether `group` has formed the group of this purpose."""
@@ -111,8 +124,7 @@ class Executor:
         """
         key = (purpose, number)
         if key not in self._extra_groups:
-            place, name = f"{self._prefixes[number]}/{purpose}", f"allstep {purpose}, set {number}"
-            self._extra_groups[key] = self._make(place, name, self._ranks[number])
+            self._extra_groups[key] = self._make(purpose, number)
         return self._extra_groups[key]
 
     def remove_set(self, number: int) -> None:

@@ -2,7 +2,6 @@
 
 import atexit
 import json
-import mmap
 import os
 from collections.abc import Callable, Sequence
 
@@ -12,10 +11,11 @@ from allstep import machine
 from allstep.comm.group.init import session
 from allstep.comm.group.joined import Joined
 from allstep.comm.join.launcher_store import collect
-from allstep.comm.memory.segment import CannotShare, share
+from allstep.comm.memory.kept import new_memory
+from allstep.comm.memory.segment import CannotShare
 from allstep.comm.memory.wait_flags import spins_for
 from allstep.engine.board.board import Board
-from allstep.engine.board.shared_board import SharedBoard, board_bytes
+from allstep.engine.board.shared_board import BOARD, SharedBoard, board_sizes
 from allstep.engine.board.socket_board import connect
 from allstep.engine.engine import Engine, check_ranks
 from allstep.engine.executor import Executor
@@ -121,7 +121,7 @@ def _start(joined: Joined, process_sets: Sequence[Sequence[int]], dynamic: bool)
     sets = _numbered(process_sets, world.size)
     _check_alike(joined, store, sets)
     board = _make_board(joined, store)
-    executor = Executor(store, world.rank, limits.start, limits.timeout)
+    executor = Executor(store, world.rank, limits.start, limits.timeout, joined.group_options)
     try:
         for number, ranks in sets.items():
             executor.add_set(number, ranks)
@@ -162,14 +162,18 @@ def _make_board(joined: Joined, store: Store) -> Board:
     world, cards = joined.world, joined.cards
     if len(set(joined.nodes)) > 1:
         return connect(store, world.rank, world.size, joined.limits, joined.neighbours)
-    nbytes = board_bytes(world.size)
-    if world.size == 1:
-        return SharedBoard(memoryview(mmap.mmap(-1, nbytes)), 0, [os.getpid()], 0)
+    sizes, ranks = board_sizes(world.size), range(world.size)
     num_cores = len(set().union(*(card["cores"] for card in cards)))
     spins = spins_for(world.size, min(num_cores, int(machine.cpu_quota() or num_cores)))
+    seconds = joined.limits.start
     try:
-        segment = share(store, world.rank, world.size, nbytes, joined.limits.start)
+        memory = (
+            new_memory(store, world.rank, world.size, sizes, seconds)
+            if joined.memory is None
+            else joined.memory.get(BOARD, ranks, sizes, store, world.rank, seconds)
+        )
     # Raised on all ranks.
     except CannotShare:
         return connect(store, world.rank, world.size, joined.limits, joined.neighbours)
-    return SharedBoard(segment.view, world.rank, [card["pid"] for card in cards], spins)
+    pids = [card["pid"] for card in cards]
+    return SharedBoard(memory, world.rank, pids, spins if world.size > 1 else 0)

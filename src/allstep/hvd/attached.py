@@ -11,6 +11,7 @@ are created at the first use, when all ranks communicate anyway.
 """
 
 import weakref
+from itertools import count
 from typing import Protocol
 
 
@@ -24,25 +25,27 @@ class Attached(Protocol):
         """Drop the step in progress and all resources of the engine, which closes next."""
 
 
-_objects: weakref.WeakSet[Attached] = weakref.WeakSet()
+# By number, in the order in which they were made.
+_objects: weakref.WeakValueDictionary[int, Attached] = weakref.WeakValueDictionary()
+_numbers = count()
 
 
 def keep_attached(thing: Attached) -> None:
     """Attach an object to the running engine and to all later ones, as long as it exists."""
     thing._attach_to_engine()
-    _objects.add(thing)
+    _objects[next(_numbers)] = thing
 
 
 def attach_all() -> None:
-    """Attach all registered objects; called by `init`."""
-    for thing in list(_objects):
+    """Attach all registered objects, in the order in which they were made; called by `init`."""
+    for thing in list(_objects.values()):
         thing._attach_to_engine()
 
 
 def detach_all() -> None:
     """Detach all registered objects, even if one of them fails; called by `shutdown`."""
     failed: list[Exception] = []
-    for thing in list(_objects):
+    for thing in list(_objects.values()):
         try:
             thing._detach_from_engine()
         except Exception as error:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from allstep import engine, framework_threads
-from allstep.hvd import attached, timeline, util
+from allstep.hvd import attached, timeline, use_order, util
 from allstep.hvd import process_sets as sets
 from allstep.hvd.place import (
     cross_rank,
@@ -95,6 +95,7 @@ def shutdown() -> None:
     finally:
         timeline.forget()
         sets.forget()
+        use_order.forget()
         framework_threads.give_back()
         current.shutdown()
 

@@ -2,18 +2,19 @@
 broadcast, and the loop that runs a training function again after the world has changed.
 
 ```
-             .--------------------------------------------------------------.
-             v                                                              |
-  sync -> function(state) -- HorovodInternalError ----> restore -----> reset: shutdown, init
-             |           `-- HostsUpdatedInterrupt ---> keep --------'      then the reset callbacks
-             v
-           result
+   .---------------------------------------------------------------------.
+   v                                                                     |
+  callbacks -> agree, sync -> function(state) -- a failure -----> restore, reset
+                                 |           `-- hosts updated ---------> reset
+                                 v
+                               result
 ```
 
 In a fixed world only commit, restore and sync have an effect: hosts never change, so the
 notification manager reports nothing, and a lost rank makes the reset fail with an error that names
 the rank. In an elastic run (`--min-np`) the reset joins the next world, and the launcher's requests
-reach the notification manager.
+reach the notification manager. A failure is a HorovodInternalError, a CommError, or an error of a
+framework in place of one (`kept_errors`). Reset is `shutdown` and `init`.
 """
 
 import functools
@@ -21,6 +22,7 @@ import queue
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any, Protocol
 
@@ -28,7 +30,11 @@ from allstep import faults
 from allstep.comm.group.init import needs_sync, report_updates
 from allstep.comm.health.generation_end import on_change
 from allstep.errors import CommError
+from allstep.hvd import kept_errors
+from allstep.hvd.basics import init, shutdown
 from allstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from allstep.hvd.objects import allgather_object
+from allstep.hvd.place import is_initialized, size
 
 
 class HostUpdateResult(IntFlag):
@@ -84,6 +90,20 @@ notification_manager = NotificationManager()
 on_change(notification_manager.note_change)
 
 
+class _Commits:
+    """Counts the commits of this process, with those before it joined; the launcher compares."""
+
+    number = 0
+
+    def take(self, number: int) -> None:
+        """Set the number, and report it to the launcher of an elastic run."""
+        self.number = number
+        report_updates(number)
+
+
+_commits = _Commits()
+
+
 class State(ABC):
     """The values that must survive a change of the world.
 
@@ -95,7 +115,6 @@ class State(ABC):
         self._rank = get_rank
         self._host_messages: queue.Queue[tuple[int, int]] = queue.Queue()
         self._last_updated_timestamp = 0
-        self._num_commits = 0
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -121,8 +140,7 @@ class State(ABC):
         if faults.active is not None:
             faults.active.at_commit()
         self.save()
-        self._num_commits += 1
-        report_updates(self._num_commits)
+        _commits.take(_commits.number + 1)
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -194,6 +212,19 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a training function `func(state, ...)`, so that it survives changes of the world.
+
+    It starts with rank 0's state on all ranks, and starts again after the world has changed.
+    """
+    return run_fn(func, _rejoin)
+
+
+def _rejoin() -> None:
+    shutdown()
+    init()
+
+
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
     """Return `func(state, ...)` with a loop that runs it again after the world failed or changed.
 
@@ -202,25 +233,73 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        turn = functools.partial(func, state, *args, **kwargs)
         notification_manager.register_listener(state)
-        skip_sync = False
         try:
-            while True:
-                try:
-                    if not skip_sync:
-                        state.sync()
-                    return func(state, *args, **kwargs)
-                # CommError comes from norms and the user's own groups, which bypass the engine.
-                except (HorovodInternalError, CommError):
-                    state.restore()
-                    skip_sync = False
-                except HostsUpdatedInterrupt as interrupt:
-                    skip_sync = interrupt.skip_sync
+            change = _Change()
+            while (ended := _run_once(state, turn, change)).change is not None:
+                change = ended.change
                 reset()
-                # Ranks that join, or that have fewer commits, need the state of rank 0.
-                skip_sync = skip_sync and not needs_sync()
-                state.on_reset()
+            return ended.result
         finally:
             notification_manager.remove_listener(state)
 
     return wrapper
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Why this process enters another world. `keeps_state`: its state is that of the others."""
+
+    is_reset: bool = False
+    keeps_state: bool = False
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How one call of the function ended: with a result, or because the world changed."""
+
+    change: _Change | None = None
+    result: Any = None
+
+
+def _run_once(state: State, turn: Callable[[], Any], last: _Change) -> _Ended:
+    """Prepare the state for this world and call the function, as `turn`.
+
+    A rank can be lost at any point, also while the callbacks run or the state is sent.
+    """
+    try:
+        if last.is_reset:
+            state.on_reset()
+        _sync_if_needed(state, not last.keeps_state or needs_sync())
+        return _Ended(result=turn())
+    except HostsUpdatedInterrupt as interrupt:
+        return _Ended(_Change(is_reset=True, keeps_state=interrupt.skip_sync))
+    except Exception as error:
+        if not _is_failure(error):
+            raise
+        state.restore()
+        kept_errors.forget()
+        return _Ended(_Change(is_reset=True))
+
+
+def _sync_if_needed(state: State, is_needed: bool) -> None:
+    """Take over rank 0's state if a rank needs that, and its number of commits.
+
+    The ranks agree first: one may have left the old world in order, another one by an error.
+    """
+    requests = [(is_needed, _commits.number)]
+    if is_initialized() and size() > 1:
+        requests = allgather_object(requests[0], "elastic.sync")
+    if any(is_needed for is_needed, _ in requests):
+        state.sync()
+        _commits.take(requests[0][1])
+
+
+def _is_failure(error: Exception) -> bool:
+    """Return whether a collective failed; frameworks replace such an error by their own.
+
+    CommError comes from norms and the user's own groups, which bypass the engine.
+    """
+    kinds = HorovodInternalError, CommError
+    return isinstance(error, kinds) or isinstance(kept_errors.original(error), kinds)

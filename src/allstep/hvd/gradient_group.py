@@ -13,10 +13,15 @@ def gradient_group(process_set: ProcessSet) -> AllstepGroup:
 
     It is created on the first call, by all members together.
     """
-    number = process_set.process_set_id
-    if number is None:
+    return running().group("gradients", registered_number(process_set))
+
+
+def registered_number(process_set: ProcessSet) -> int:
+    """Return the number of an optimizer's process set; raise ValueError if it has none."""
+    if process_set.process_set_id is None:
         raise ValueError(
             f"the optimizer's process set {process_set.ranks} is not registered since the last"
-            " hvd.init(): give it to init(process_sets=[...]), or call hvd.add_process_set"
+            " hvd.init(): give it to init(process_sets=[...]), or call hvd.add_process_set; in an"
+            " elastic run in a callback of state.register_reset_callbacks"
         )
-    return running().group("gradients", number)
+    return process_set.process_set_id

@@ -6,23 +6,22 @@ GradientList    from init() to shutdown(), join, Horovod's errors
 ArrayList       the sums (`parallel.exchange.array_list`)
 ```
 
-The ranks of a process set number their lists in the order in which they make them, so all ranks of
-a set make the same lists in the same order. Nothing is communicated before the first `reduce`.
+The ranks of a process set match their lists by the order in which they use them first
+(`use_order`). Nothing is communicated before the first `reduce`.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from allstep import faults
 from allstep.faults.injector import Injector
+from allstep.hvd import use_order
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.exceptions import horovods_errors
-from allstep.hvd.gradient_group import gradient_group
+from allstep.hvd.gradient_group import gradient_group, registered_number
 from allstep.hvd.gradient_listener import TimelineListener
 from allstep.hvd.place import running
 from allstep.hvd.process_sets import ProcessSet, global_process_set
@@ -34,8 +33,6 @@ Compress = Callable[[Tensor], tuple[Tensor, Any]]
 Decompress = Callable[[Tensor, Any], Tensor]
 
 _TIMELINE = TimelineListener()
-# Numbers of the lists of each process set, the same on all of its ranks.
-_numbers: WeakKeyDictionary[ProcessSet, "count[int]"] = WeakKeyDictionary()
 
 
 class GradientList:
@@ -64,16 +61,17 @@ class GradientList:
         self._rule = Rule(
             kind=REDUCTIONS[op], mean=op == Average, compress=compress, decompress=decompress
         )
-        number = next(_numbers.setdefault(process_set, count()))
-        self._key = f"list/{process_set.process_set_id}/{number}"
         self._process_set, self._in_place = process_set, in_place
         self._list: ArrayList | None = None
+        self._key: str | None = None
         self._steps = 0
         keep_attached(self)
 
     @property
     def key(self) -> str:
-        """The name of this list, the same on all ranks of its set."""
+        """The key of this list in this world, the same on all ranks of its set."""
+        if self._key is None:
+            self._key = use_order.key_of(self, registered_number(self._process_set))
         return self._key
 
     def reduce(
@@ -103,11 +101,11 @@ class GradientList:
         return results
 
     def _reduce(self, arrays: Sequence[Tensor | None], weight: float | None) -> list[Tensor | None]:
-        if not self._reduces:
+        if not self._reduces():
             return list(arrays)
         self._steps += 1
         with horovods_errors():
-            running().notice(self._key, self._steps)
+            running().notice(self.key, self._steps)
             return self._arrays().reduce(arrays, weight)
 
     def _arrays(self) -> ArrayList:
@@ -115,7 +113,7 @@ class GradientList:
         if self._list is None:
             self._list = ArrayList(
                 gradient_group(self._process_set),
-                self._key,
+                self.key,
                 self._named,
                 self._rule,
                 in_place=self._in_place,
@@ -131,12 +129,18 @@ class GradientList:
 
     # From init() to shutdown()
 
+    def _reduces(self) -> bool:
+        """Return whether other ranks reduce with this one; raise if the set is not registered."""
+        if not self._process_set.included():
+            return False
+        registered_number(self._process_set)
+        return (self._process_set.size() or 0) > 1
+
     def _attach_to_engine(self) -> None:
         self._steps = 0
-        included = self._process_set.included()
-        self._reduces = included and (self._process_set.size() or 0) > 1
-        if self._reduces:
-            running().on_notice(self._key, self._participate)
+        self._key = None
+        if self._process_set.included():
+            use_order.add(self, self._process_set.process_set_id)
 
     def _detach_from_engine(self) -> None:
         made, self._list = self._list, None

@@ -13,15 +13,11 @@
     train(hvd.elastic.KerasState(model, epoch=0, batch=0))
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from allstep.hvd.basics import init as _init
-from allstep.hvd.basics import shutdown as _shutdown
-from allstep.hvd.elastic import ObjectState
-from allstep.hvd.elastic import run_fn as _run_fn
+from allstep.hvd.elastic import ObjectState, run
 from allstep.hvd.objects import broadcast_object
 from allstep.hvd.place import rank
 from allstep.keras import dialect
@@ -37,14 +33,6 @@ __all__ = [
     "UpdateEpochStateCallback",
     "run",
 ]
-
-
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a training function `func(state, ...)`, so that it survives changes of the world.
-
-    It starts with rank 0's state on all ranks, and starts again after the world has changed.
-    """
-    return _run_fn(func, _reset)
 
 
 class KerasState(ObjectState):
@@ -115,8 +103,3 @@ def _take_from_step(model: Any) -> None:
     """Bring the values of the variables back from the step: on JAX `fit` keeps them elsewhere."""
     if keras.backend.backend() == "jax":
         model.jax_state_sync()
-
-
-def _reset() -> None:
-    _shutdown()
-    _init()

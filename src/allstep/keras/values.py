@@ -18,6 +18,8 @@ from allstep.hvd.requests import (
     scattering,
 )
 from allstep.keras.framework_arrays import from_torch, like, to_array, to_torch
+from allstep.keras_shared.optimizer_arguments import compressor
+from allstep.torch.compression import Compression
 
 
 def allreduce(
@@ -27,7 +29,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
-    compression: Any = None,
+    compression: Any = Compression.none,
 ) -> Any:
     """Return the reduction of `value` over all ranks.
 
@@ -38,16 +40,17 @@ def allreduce(
     - `compression`: the compressor for the data while it is sent (default: none).
     """
     chosen = _operation(op, average)
+    functions = compressor(compression)
     tensor, context = to_torch(to_array(value)), None
-    if compression is not None:
-        tensor, context = compression.compress(tensor)
+    if functions["compress"]:
+        tensor, context = functions["compress"](tensor)
     full_name = named("allreduce", name)
     request = reduction(
         tensor, None, full_name, chosen, prescale_factor, postscale_factor, global_process_set
     )
     result = perform(request)
-    if compression is not None:
-        result = compression.decompress(result, context)
+    if functions["decompress"]:
+        result = functions["decompress"](result, context)
     return like(value, from_torch(result))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from allstep.hvd.requests import Average, Sum
+from allstep.keras_shared.optimizer_arguments import compressor_name
 from allstep.tensorflow import functions, mpi_ops, sparse_and_dense
 from allstep.tensorflow.compression import Compression
 
@@ -32,13 +33,16 @@ def allreduce(
     - `compression`: the compressor for the data while it is sent (default: none).
     """
     chosen = op if op is not None else Sum if average is False else Average
+    # That of another front-end has the same name here, for tensors of TensorFlow.
+    known = compressor_name(compression)
+    used = compression if known is None else getattr(Compression, known)
     return _evaluated(
         value,
         lambda tensor: sparse_and_dense.allreduce(
             tensor,
             name=name,
             op=chosen,
-            compression=compression,
+            compression=used,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
         ),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from allstep.hvd import kept_errors
 from allstep.hvd.gradient_list import GradientList
 from allstep.hvd.handles import perform_group
 from allstep.hvd.process_sets import ProcessSet
@@ -103,6 +104,8 @@ class Reduction:
         except BaseException as error:
             # Frameworks also remove the cause: they raise errors `from None`.
             self._error = error, error.__cause__
+            if isinstance(error, Exception):
+                kept_errors.keep(error)
             raise
 
     def raise_error(self) -> None:

@@ -7,6 +7,8 @@ from allstep.engine import Op
 from allstep.hvd.requests import Average, Sum
 from allstep.torch.compression import Compression
 
+_COMPRESSORS = {"NoneCompressor": "none", "FP16Compressor": "fp16", "BF16Compressor": "bf16"}
+
 
 def checked_op(op: int, predivide: float) -> int:
     """Return the reduction; raise ValueError if a Keras optimizer cannot use it."""
@@ -45,18 +47,23 @@ def check_groups(num_groups: int, groups: Any) -> None:
 
 
 def compressor(compression: Any) -> dict[str, Any]:
-    """Return the two functions of a compressor; None for no compression.
+    """Return the two functions of a compressor for torch tensors; None for no compression.
 
     Those of another front-end are known by their names, since gradients are torch tensors here.
     """
-    names = {"NoneCompressor": "none", "FP16Compressor": "fp16", "BF16Compressor": "bf16"}
-    known = names.get(getattr(compression, "__name__", ""))
+    known = compressor_name(compression)
     used = compression if known is None else getattr(Compression, known)
     is_used = used is not Compression.none
     return {
         "compress": used.compress if is_used else None,
         "decompress": used.decompress if is_used else None,
     }
+
+
+def compressor_name(compression: Any) -> str | None:
+    """Return the name that every front-end's `Compression` has for a compressor; None: a custom
+    one."""
+    return _COMPRESSORS.get(getattr(compression, "__name__", ""))
 
 
 def checked_layers(local_layers: Any, layer_class: type) -> list[Any]:

@@ -25,14 +25,16 @@ No torch and no numpy: imports only from layers below `comm`. Start with `run_st
 """
 
 from allstep.launch.function import run
-from allstep.launch.hosts.discovery import discover
-from allstep.launch.hosts.host_list import Host, assign, parse_hosts, read_hostfile
+from allstep.launch.hosts.discovery import Discovery, discover
+from allstep.launch.hosts.host_list import MAX_WORKERS, Host, assign, parse_hosts, read_hostfile
 from allstep.launch.hosts.ssh import parse_env_only
 from allstep.launch.job import Job
 from allstep.launch.launcher import RESUBMIT, Launcher
 
 __all__ = [
+    "MAX_WORKERS",
     "RESUBMIT",
+    "Discovery",
     "Host",
     "Job",
     "Launcher",

@@ -96,7 +96,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.workers: dict[int, Worker] = {}
         self.running: set[int] = set()
-        self.leaves_nothing = False
+        self.is_elastic = False
         # Rank and exit code of ended workers that have not been reported.
         self._ended: list[tuple[int, int]] = []
         # Time of the next look, and how many workers the looks before it have covered.
@@ -151,7 +151,7 @@ class Agent:
         It was stopped, or the machine suspended. In an elastic run the time counts: the launcher
         may have formed a world without this host.
         """
-        if late > _PAUSE_SECONDS and not self.leaves_nothing:
+        if late > _PAUSE_SECONDS and not self.is_elastic:
             self.last_received = min(now, self.last_received + late)
 
     def _beat(self) -> None:
@@ -226,7 +226,7 @@ class Agent:
     def _on_start(self, message: Start) -> None:
         """Start the workers; send a `Problem` if that fails."""
         self.lost_seconds, self.beat_seconds = message.lost, message.beat
-        self.leaves_nothing = message.leaves_nothing
+        self.is_elastic = message.is_elastic
         try:
             common = self._prepare(message)
             for worker in message.workers:
@@ -246,8 +246,10 @@ class Agent:
         store = self._reach_store(message)
         env["ALLSTEP_STORE"] = wire.format_addresses([store])
         env[faults.AGENT] = str(os.getpid())
+        # The ranks of an elastic run choose it in each world: hosts may join later.
+        peers = None if message.is_elastic else message.peers
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            env.update(interface_variable(name, message.iface, message.peers, env))
+            env.update(interface_variable(name, message.iface, peers, env))
         env.update(horovod.host_variables(store, env))
         try:
             os.chdir(message.cwd)
@@ -328,7 +330,7 @@ class Agent:
                 return
 
     def _record_end(self, rank: int, code: int) -> None:
-        if self.leaves_nothing:
+        if self.is_elastic:
             self._signal_one(rank, signal.SIGKILL)
         for stream in self.streams:
             if stream.rank == rank:

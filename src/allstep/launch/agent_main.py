@@ -1,4 +1,7 @@
-"""The program that ssh starts on another host: an agent with the launcher on its standard streams.
+"""The program of an agent with the launcher on its standard streams.
+
+ssh starts it on another host. The launcher starts it on this machine for a host that an elastic run
+finds later: it has threads by then, and cannot fork.
 
 A module of its own, since the package imports `agent`: Python warns on standard error when it runs
 a module that is already imported, and the launcher would quote that warning.
@@ -14,13 +17,13 @@ from allstep.process.family import keep_exit_codes
 
 
 def main() -> None:
-    """Run the agent of the host that the command line names."""
-    _, host = sys.argv
+    """Run the agent of the host that the command line names, with `here` on this machine."""
+    _, host, *place = sys.argv
     to_launcher = os.dup(1)
     # A stray print must not mix with the messages.
     os.dup2(2, 1)
     with keep_exit_codes():
-        Agent(Link(0, to_launcher, TO_AGENT), host, remote=True).run()
+        Agent(Link(0, to_launcher, TO_AGENT), host, remote=place != ["here"]).run()
 
 
 if __name__ == "__main__":

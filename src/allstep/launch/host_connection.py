@@ -19,6 +19,7 @@ from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Hello
 from allstep.process.liveness import life_of
 from allstep.process.pipe import chunks_now
+from allstep.process.python import run_module
 
 # Characters that are kept of ssh's standard error: errors quote its last line.
 _MAX_STDERR = 1 << 16
@@ -31,9 +32,10 @@ class HostConnection:
     """The launcher's connection to one host.
 
     ranks: the ranks on this host. link: to its agent. pid: the agent, if it is a child of the
-    launcher. process: ssh, for another host. hello: the agent's first message, None before it.
-    groups: the process groups of workers on this machine, by rank. over: the launcher no
-    longer uses the connection. stderr_tail: the end of ssh's standard error.
+    launcher. process: ssh, for another host, or an agent on this machine that was not forked.
+    is_here: that agent is on this machine. hello: the agent's first message, None before it.
+    groups: the process groups of workers on this machine, by rank. over: the launcher no longer
+    uses the connection. stderr_tail: the end of ssh's standard error. has_ended: `end` was called.
     """
 
     host: Host
@@ -41,15 +43,17 @@ class HostConnection:
     link: Link
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
+    is_here: bool = False
     hello: Hello | None = None
     groups: dict[int, int] = field(default_factory=dict)
     over: bool = False
     stderr_tail: str = ""
+    has_ended: bool = False
 
     @property
     def remote(self) -> bool:
         """Return whether the agent is on another host."""
-        return self.process is not None
+        return self.process is not None and not self.is_here
 
     @property
     def label(self) -> str:
@@ -58,7 +62,7 @@ class HostConnection:
 
     def why_it_did_not_start(self) -> str:
         """Return, in one line, why the link ended before the hello."""
-        if self.process is None:
+        if not self.remote or self.process is None:
             return f"the agent on {self.label} ended before its hello"
         code = _wait(self.process)
         self.read_stderr()
@@ -66,7 +70,7 @@ class HostConnection:
 
     def why_it_ended(self) -> str:
         """Return, as part of a sentence, why the link ended after the hello."""
-        if self.process is None:
+        if not self.remote:
             return "its agent was killed"
         self.read_stderr()
         last = self.stderr_tail.strip().rpartition("\n")[2]
@@ -98,7 +102,11 @@ class HostConnection:
             time.sleep(0.001)
 
     def end(self) -> None:
-        """End the agent, or ssh, and close the connection."""
+        """End the agent, or ssh, and close the connection, once."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        self.link.close()
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -133,12 +141,36 @@ def open_connections(hosts: Sequence[Host], ssh_command: str) -> list[HostConnec
             _fork_agent(host, ranks, [connection.link.read_fd for connection in connections])
         )
     for host, ranks in elsewhere:
-        process = ssh.start_agent(host.name, host.label, ssh_command)
-        assert process.stdin and process.stdout and process.stderr
-        os.set_blocking(process.stderr.fileno(), False)
-        link = Link(process.stdout.fileno(), process.stdin.fileno(), TO_LAUNCHER)
-        connections.append(HostConnection(host, ranks, link, process=process))
+        connections.append(open_connection(host, ranks, ssh_command, here=False))
     return sorted(connections, key=lambda connection: connection.ranks[0])
+
+
+def open_connection(
+    host: Host, ranks: Sequence[int], ssh_command: str, *, here: bool
+) -> HostConnection:
+    """Start an agent as a process, on this machine (`here`) or with ssh; it has sent no hello yet.
+
+    Raises ConfigError if there is no such ssh command.
+    """
+    if here:
+        process = _start_agent_here(host.label)
+    else:
+        process = ssh.start_agent(host.name, host.label, ssh_command)
+    assert process.stdin and process.stdout
+    if process.stderr is not None:
+        os.set_blocking(process.stderr.fileno(), False)
+    link = Link(process.stdout.fileno(), process.stdin.fileno(), TO_LAUNCHER)
+    return HostConnection(host, ranks, link, process=process, is_here=here)
+
+
+def _start_agent_here(label: str) -> subprocess.Popen[bytes]:
+    # Its standard error is ours, as that of a forked agent is.
+    return subprocess.Popen(
+        run_module("allstep.launch.agent_main", label, "here"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def _fork_agent(host: Host, ranks: range, others: list[int]) -> HostConnection:

@@ -24,7 +24,8 @@ class Job:
     rank. prefix: start of printed lines, a name of `output.writer.PREFIXES`. timestamps: print the
     time in front of each line. iface: network interface to use. ssh: command that reaches another
     host. grace: seconds between a forwarded signal and SIGKILL. foreground: rank 0 inherits the
-    launcher's standard output, so that its progress bar works.
+    launcher's standard output, so that its progress bar works. max_workers: upper limit of ranks,
+    for the check of injected faults (default: the slots of the hosts).
     """
 
     command: list[str]
@@ -41,6 +42,7 @@ class Job:
     ssh: str = "ssh"
     grace: float = 30.0
     foreground: bool = False
+    max_workers: int | None = None
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0].strip():
@@ -55,7 +57,8 @@ class Job:
                 f"--grace {self.grace:g}: expected seconds from 0 to {MAX_GRACE:,.0f} (a day)"
             )
         check_counts(self.hosts)
-        faults.check(self.env.get(faults.VARIABLE, ""), sum(host.slots for host in self.hosts))
+        size = self.max_workers or sum(host.slots for host in self.hosts)
+        faults.check(self.env.get(faults.VARIABLE, ""), size)
 
     def _check_no_nul(self) -> None:
         """Raise ConfigError for text that the system cannot pass to a program."""

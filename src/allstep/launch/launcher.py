@@ -102,8 +102,9 @@ class Launcher:
 
         Returns the exit code; raises UserError if a host cannot start its workers.
         """
-        self.watch(open_connections(self.job.hosts, self.job.ssh))
-        self._listen()
+        self.watch(self._open_connections())
+        for host, connection in enumerate(self.connections):
+            self._listen_to(host, connection)
         with (
             caught_signals() as signals,
             wire.Server(self.token, self._bind_address(), tickets=self.tickets) as self.store,
@@ -127,14 +128,20 @@ class Launcher:
         self.output.close()
         return self._conclude()
 
-    def _listen(self) -> None:
-        """Register the links, and the standard error of each ssh, with the selector."""
-        for host, connection in enumerate(self.connections):
-            self.selector.register(connection.link.read_fd, selectors.EVENT_READ, host)
-            if connection.process is not None and connection.process.stderr is not None:
-                # A full pipe would stop ssh, and the agent with it.
-                read = functools.partial(self._read_stderr, connection, connection.process.stderr)
-                self.selector.register(connection.process.stderr, selectors.EVENT_READ, read)
+    def _open_connections(self) -> Sequence[HostConnection]:
+        """Start an agent on every host of the job."""
+        return open_connections(self.job.hosts, self.job.ssh)
+
+    def _listen_to(self, host: int, connection: HostConnection) -> None:
+        """Register a link, and the standard error of its ssh, with the selector."""
+        self.selector.register(connection.link.read_fd, selectors.EVENT_READ, host)
+        if connection.process is not None and connection.process.stderr is not None:
+            # A full pipe would stop ssh, and the agent with it.
+            read = functools.partial(self._read_stderr, connection, connection.process.stderr)
+            self.selector.register(connection.process.stderr, selectors.EVENT_READ, read)
+        if connection.remote and self.beater is None:
+            self.beater = threading.Thread(target=self._beat, name="allstep-beat", daemon=True)
+            self.beater.start()
 
     def _moment(self) -> float:
         """Return the seconds since the start of the run, which is the time of events."""
@@ -150,9 +157,6 @@ class Launcher:
 
     def _wait_for_hellos(self) -> None:
         """Wait for the hello of every agent."""
-        if self._remotes():
-            self.beater = threading.Thread(target=self._beat, name="allstep-beat", daemon=True)
-            self.beater.start()
         while self.state.may_start and (
             late := [connection for connection in self.connections if connection.hello is None]
         ):

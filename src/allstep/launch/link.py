@@ -34,6 +34,7 @@ class Link:
         self.outbox = bytearray()
         self.ended = False
         self._lock = threading.Lock()
+        self._is_closed = False
         self._inbox = bytearray()
         # The start of the output before the first message.
         self.noise = b""
@@ -52,7 +53,8 @@ class Link:
         """Write as much as the channel accepts now; drop everything if it is closed."""
         try:
             with self._lock:
-                self._write()
+                if not self._is_closed:
+                    self._write()
         except BlockingIOError:
             return
         except OSError:
@@ -61,6 +63,12 @@ class Link:
     def _write(self) -> None:
         while self.outbox:
             del self.outbox[: os.write(self.write_fd, self.outbox[: 1 << 16])]
+
+    def close(self) -> None:
+        """Write nothing any more, from any thread: the descriptors may be closed and reused now."""
+        with self._lock:
+            self._is_closed = True
+            self.outbox.clear()
 
     def receive(self) -> Iterator[Message]:
         """Yield the messages that have arrived; BadMessage for one that is not understood.

@@ -88,9 +88,10 @@ class WorkerOrder:
 class Start(Message):
     """Start workers of the host: all at once, or in an elastic run one.
 
-    env: of all workers of the host. num_sharing: workers that will share its cores. leaves_nothing:
-    whether processes that a worker leaves behind are killed when it ends (else at the end of the
-    run). foreground: the rank that inherits the agent's standard output.
+    env: of all workers of the host. num_sharing: workers that will share its cores. is_elastic: the
+    world changes during the run. Processes that a worker leaves behind are then killed when it
+    ends, else at the end of the run; and workers choose the network interface themselves in each
+    world. foreground: the rank that inherits the agent's standard output.
     store: addresses of the launcher's store, in the order to try. peers: addresses of the other
     hosts. iface: the interface that the user set, or None. lost, beat: seconds (`allstep.limits`).
     """
@@ -108,7 +109,7 @@ class Start(Message):
     lost: float
     beat: float
     num_sharing: int
-    leaves_nothing: bool
+    is_elastic: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Orders:
         addresses: Sequence[str],
         workers: Sequence[WorkerOrder],
         *,
-        leaves_nothing: bool = False,
+        is_elastic: bool = False,
     ) -> Start:
         """Return the message for one host. addresses: of all hosts. workers: those to start."""
         job, index = self.job, self.connections.index(connection)
@@ -82,7 +82,7 @@ class Orders:
             lost=self.limits.lost_for_agent,
             beat=self.limits.beat,
             num_sharing=connection.host.slots,
-            leaves_nothing=leaves_nothing,
+            is_elastic=is_elastic,
         )
 
     def _remotes(self) -> list[HostConnection]:

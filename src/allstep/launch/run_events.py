@@ -145,10 +145,11 @@ class KillAll:
 
 @dataclass(frozen=True)
 class LeaveHost:
-    """Stop using the link to a host's agent. lost: its workers may still run."""
+    """Stop using the link to a host's agent. lost: its workers may still run. why: for the user."""
 
     host: int
     lost: bool
+    why: str = ""
 
 
 Decision = SendSignal | KillAll | LeaveHost

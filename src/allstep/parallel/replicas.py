@@ -12,15 +12,15 @@ class Replicas:
     """How replicas train together.
 
     `named`: the parameters, under names that are the same on all ranks. `group`: returns the
-    process group for gradients; called when it is first needed. `key`: distinguishes this optimizer
-    from others on the same group. `rule`: the reduction. `passes`: backward passes that are added
-    up before a step. `listener`: notified of each reduction. `overlap`: whether gradients are
-    reduced during backward(); None: where it helps.
+    process group for gradients; called when it is first needed. `key`: returns what distinguishes
+    this optimizer from others on the same group; called like `group`. `rule`: the reduction.
+    `passes`: backward passes that are added up before a step. `listener`: notified of each
+    reduction. `overlap`: whether gradients are reduced during backward(); None: where it helps.
     """
 
     named: list[Named]
     group: Callable[[], AllstepGroup]
-    key: str
+    key: Callable[[], str]
     rule: Rule
     passes: int = 1
     listener: Listener | None = None

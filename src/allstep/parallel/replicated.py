@@ -208,7 +208,7 @@ class ReplicatedOptimizer(Optimizer):
     def _all_reduce(self) -> Exchange:
         if self._exchange is None:
             each = self._replicas
-            key = f"{each.key}/{len(self.param_groups)}"
+            key = f"{each.key()}/{len(self.param_groups)}"
             self._exchange = AllReduce(
                 each.group(), key, each.named, each.rule, each.overlap, each.listener
             )

@@ -11,47 +11,17 @@
     train(hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0))
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from allstep.hvd.basics import init as _init
-from allstep.hvd.basics import shutdown as _shutdown
-from allstep.hvd.elastic import ObjectState
-from allstep.hvd.elastic import run_fn as _run_fn
+from allstep.hvd.elastic import ObjectState, run
 from allstep.hvd.objects import broadcast_object
 from allstep.hvd.place import rank
 from allstep.tensorflow.functions import broadcast_variables
-from allstep.tensorflow.tf_errors import as_of_contract
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
-
-
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a training function `func(state, ...)`, so that it survives changes of the world.
-
-    It starts with rank 0's state on all ranks, and starts again after the world has changed. A rank
-    that was lost inside a graph, which TensorFlow raises as UnknownError, counts too.
-    """
-
-    @functools.wraps(func)
-    def with_errors(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return func(*args, **kwargs)
-        except tf.errors.OpError as error:
-            known = as_of_contract(error)
-            if known is None:
-                raise
-            raise known from error
-
-    return _run_fn(with_errors, _reset)
-
-
-def _reset() -> None:
-    _shutdown()
-    _init()
 
 
 class _VariablesState(ObjectState):

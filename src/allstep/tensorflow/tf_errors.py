@@ -7,8 +7,8 @@
 | a rank was late | AbortedError | UnknownError |
 | a rank was lost, the engine stopped | UnknownError | UnknownError |
 
-A graph passes only the text of an error on. The original is kept: `original` returns it for an
-error that came out of a graph. What an elastic training survives is a HorovodInternalError too.
+A graph passes only the text of an error on, so the original is kept (`hvd.kept_errors`). What an
+elastic training survives is a HorovodInternalError too.
 """
 
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from allstep.errors import CollectiveMismatch, CollectiveTimeout, CommError
+from allstep.hvd import kept_errors
 from allstep.hvd.exceptions import HorovodInternalError
 
 
@@ -29,26 +30,9 @@ class LateError(tf.errors.AbortedError, HorovodInternalError):  # type: ignore[m
     """A rank did not come to a collective in time."""
 
 
-class _Kept:
-    """The last error inside a graph, whose type TensorFlow does not pass on."""
-
-    error: Exception | None = None
-
-
-_kept = _Kept()
-
-
-def original(error: BaseException) -> Exception | None:
-    """Return the error inside the graph that made TensorFlow raise `error`; None if not ours."""
-    kept = _kept.error
-    if kept is None or not isinstance(error, tf.errors.OpError):
-        return None
-    return kept if str(kept) and str(kept) in str(error) else None
-
-
 def as_of_contract(error: BaseException) -> Exception | None:
     """Return an error out of a graph with the type that it has in eager mode; None if not ours."""
-    found = original(error)
+    found = kept_errors.original(error) if isinstance(error, tf.errors.OpError) else None
     if found is None:
         return None
     made: Exception = _class_for(found)(None, None, str(found))
@@ -73,7 +57,7 @@ def graph_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _kept.error = error
+        kept_errors.keep(error)
         if _class_for(error) is tf.errors.InvalidArgumentError:
             raise error if isinstance(error, ValueError) else ValueError(str(error)) from error
         raise

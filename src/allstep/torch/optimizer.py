@@ -19,24 +19,24 @@ of the weights per host; see `allstep.parallel.replicated`.
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ReduceOp
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from allstep import faults
 from allstep.comm.op.gradient_norms import values_of
 from allstep.faults.injector import Injector
+from allstep.hvd import use_order
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.exceptions import HorovodInternalError, horovods_errors
-from allstep.hvd.gradient_group import gradient_group
+from allstep.hvd.gradient_group import gradient_group, registered_number
 from allstep.hvd.gradient_listener import TimelineListener
 from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
@@ -46,7 +46,7 @@ from allstep.parallel.injected import begin_step
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, ratio_methods
 from allstep.parallel.subclass import wrapped
-from allstep.parallel.updates import ByOwners, Update
+from allstep.parallel.updates import Update
 from allstep.torch.adasum_optimizer import make_adasum
 from allstep.torch.compression import Compression
 from allstep.torch.mpi_ops import (
@@ -56,6 +56,7 @@ from allstep.torch.mpi_ops import (
     allreduce,
     sparse_allreduce_async,
 )
+from allstep.torch.optimizer_rules import by_owners, rule_for
 from allstep.torch.parameter_names import check_names, split_groups
 
 _TWICE = (
@@ -64,8 +65,6 @@ _TWICE = (
     " optimizer.skip_synchronize(): optimizer.step()`"
 )
 _TIMELINE = TimelineListener()
-# Numbers of the optimizers of this process, the same on all ranks.
-_numbers = count()
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -118,11 +117,11 @@ def DistributedOptimizer(  # noqa: N802
         return make_adasum(optimizer, named, compression, backward_passes_per_step, process_set)
     if op not in (*REDUCTIONS, Adasum):
         raise ValueError(f"op={op} is not a reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
-    update = _by_owners(optimizer, op, compression) if share_weights and size() > 1 else None
+    update = by_owners(optimizer, op, compression) if share_weights and size() > 1 else None
     # Owners reduce gradients in their memory, so all gradients must be dense.
-    rule = _rule(op, compression, sparse_as_dense or update is not None)
-    replicas = _replicas(named, process_set, rule, backward_passes_per_step, update)
+    rule = rule_for(op, compression, sparse_as_dense or update is not None)
     made = wrapped(optimizer, Distributed, **ratio_methods(optimizer, update))
+    replicas = _replicas(made, named, process_set, rule, backward_passes_per_step, update)
     of_horovod = compression, op, gradient_predivide_factor, process_set
     made._attach(replicas, update, split_groups(named, groups), *of_horovod)
     if update is not None:
@@ -132,43 +131,21 @@ def DistributedOptimizer(  # noqa: N802
 
 
 def _replicas(
-    named: list[Named], process_set: ProcessSet, rule: Rule, passes: int, update: Update | None
+    made: "Distributed",
+    named: list[Named],
+    process_set: ProcessSet,
+    rule: Rule,
+    passes: int,
+    update: Update | None,
 ) -> Replicas:
     """Return the description of the replicas; `passes`: backward passes per step."""
     # Which ranks get the gradients of shared weights is known when `step` or `synchronize` is
     # called, so they are not reduced during backward().
     overlap = None if update is None else False
     group = partial(gradient_group, process_set)
-    return Replicas(named, group, _next_key(), rule, passes, _TIMELINE, overlap)
-
-
-def _next_key() -> str:
-    """Return a key that is the same on all ranks, from the order in which optimizers are made."""
-    return f"optimizer/{next(_numbers)}"
-
-
-def _rule(op: int, compression: Any, densify: bool) -> Rule:
-    compressed = compression is not Compression.none
-    return Rule(
-        kind=REDUCTIONS.get(op, ReduceOp.SUM),
-        mean=op == Average,
-        compress=compression.compress if compressed else None,
-        decompress=compression.decompress if compressed else None,
-        densify=densify,
-    )
-
-
-def _by_owners(optimizer: Optimizer, op: int, compression: Any) -> ByOwners:
-    if op not in (Average, Sum) or compression is not Compression.none:
-        raise ValueError(
-            "share_weights works with op=hvd.Average or hvd.Sum and without compression: only"
-            " these are reduced in shared memory"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            "share_weights does not work with LBFGS, which updates all parameters as one vector"
-        )
-    return ByOwners(type(optimizer))
+    # A reference to the optimizer would be a cycle, which only the garbage collector ends.
+    weak: Any = weakref.ref(made)
+    return Replicas(named, group, lambda: weak()._key_of_world(), rule, passes, _TIMELINE, overlap)
 
 
 class Distributed(ReplicatedOptimizer):
@@ -218,12 +195,19 @@ class Distributed(ReplicatedOptimizer):
         The group follows at the first reduction, in which all ranks participate.
         """
         self._steps = 0
+        self._key: str | None = None
         is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         self._reduces = bool(self.process_set.included()) and (size() > 1 or is_elastic)
         if self._reduces:
             if not self._requires_update:
                 self._register_hooks()
-            running().on_notice(self._replicas.key, self._participate)
+            use_order.add(self, self.process_set.process_set_id)
+
+    def _key_of_world(self) -> str:
+        """Return the key of this optimizer in this world, the same on all ranks of its set."""
+        if self._key is None:
+            self._key = use_order.key_of(self, registered_number(self.process_set))
+        return self._key
 
     def _detach_from_engine(self) -> None:
         """Drop the step in progress, if any, and the group; the engine closes next."""
@@ -266,7 +250,7 @@ class Distributed(ReplicatedOptimizer):
     def _begin_step(self) -> None:
         """Announce a step: ranks that have joined participate in it."""
         self._steps += 1
-        running().notice(self._replicas.key, self._steps)
+        running().notice(self._key_of_world(), self._steps)
 
     def _participate(self, number: int) -> None:
         """Contribute zeros to a step of the other ranks; called once this rank has joined."""

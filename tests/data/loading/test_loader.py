@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.data import Batch, Loader, Mixup
+from allstep.data import Batch, Loader, Mixup, order
 from allstep.data.augment.transform import Transform
+from allstep.data.loading.pipeline import Machinery
 from allstep.data.sources.arrays import ArraySource
 from allstep.errors import ConfigError, DataError
 from allstep.world import World, places
@@ -210,6 +211,62 @@ class TestPosition:
             ours.batch = 10
         assert weights == [4, 10, 10, 10, 10, 10, 6]
 
+    @settings(max_examples=20)
+    @given(data=st.data(), n=st.integers(1, 50), batch=st.integers(1, 20), size=st.integers(1, 4))
+    def test_the_shares_may_change_after_any_batch(
+        self, data: st.DataObject, n: int, batch: int, size: int
+    ) -> None:
+        weights = st.tuples(*[st.integers(1, 9)] * size)
+        changes = data.draw(st.lists(weights, min_size=1, max_size=6))
+        by_rank = []
+        for rank in range(size):
+            ours, found = loader(n, batch, rank, size, shares=changes[0]), []
+            for number, share in enumerate(ours):
+                found.append(share)
+                ours.shares = changes[(number + 1) % len(changes)]
+            by_rank.append(found)
+        expected = [share.samples.tolist() for share in loader(n, batch).batches()]
+        together = [list(shares) for shares in zip(*by_rank, strict=True)]
+        assert [merged(shares) for shares in together] == expected
+        for number, shares in enumerate(together):
+            lengths = order.lengths(len(expected[number]), changes[number % len(changes)])
+            assert [share.weight for share in shares] == lengths
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_the_shares_may_change_while_workers_are_ahead(self, workers: int) -> None:
+        """The images are those of one rank: what was read ahead belongs to the old shares."""
+        options: dict[str, Any] = {"workers": workers, "kind": "threads", "batch": 10}
+        both = [
+            Loader(Singly(sample_images(60)), noise_transform(), world=world(rank, 2), **options)
+            for rank in range(2)
+        ]
+        pairs = []
+        for pair in zip(*both, strict=True):
+            pairs.append([(share.data.clone(), share.samples) for share in pair])
+            weights = [(9, 1), (1, 9), (1, 1)][len(pairs) % 3]
+            for each in both:
+                each.shares = weights
+        assert [[len(data) for data, _ in pair] for pair in pairs] == [
+            *([5, 5], [1, 9], [5, 5]),
+            *([9, 1], [1, 9], [5, 5]),
+        ]
+        alone = Loader(Singly(sample_images(60)), noise_transform(), batch=10, workers=0)
+        for pair, whole in zip(pairs, alone, strict=True):
+            assert torch.equal(torch.cat([data for data, _ in pair]), whole.data)
+            assert np.concatenate([numbers for _, numbers in pair]).tolist() == list(whole.samples)
+
+    def test_memory_is_for_the_largest_share_of_the_rank(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[int] = []
+        layout = Machinery.layout
+        monkeypatch.setattr(
+            Machinery, "layout", lambda *args: (seen.append(args[1]), layout(*args))[1]
+        )
+        for rank, weights in ((0, (1, 1)), (0, (14, 1)), (1, (14, 1)), (1, (100, 1))):
+            next(loader(100, 60, rank, 2, shares=weights).batches())
+        assert seen == [30, 56, 4, 1]
+
     def test_batches_end_with_their_epoch_by_default(self) -> None:
         for position in (0, 3, 10, 13, 29):
             found = samples(loader(10, 4).batches(position))
@@ -247,6 +304,10 @@ class TestOptions:
             ({"batch": "32"}, "batch is a whole number, not '32'"),
             ({"batch_per_worker": 1.5}, "batch_per_worker is a whole number"),
             ({"batch": 4, "seed": "a"}, "seed is a whole number"),
+            ({"batch": 4, "shares": "speed"}, "only `allstep train` measures the workers"),
+            ({"batch": 4, "shares": "fair"}, "shares='fair': expected 'even' or one positive"),
+            ({"batch": 4, "shares": [3, 1]}, r"shares=\[3, 1\]: .* for the only worker"),
+            ({"batch": 4, "shares": [0]}, r"shares=\[0\]: expected one whole number from 1"),
         ]
         for options, message in wrong:
             with pytest.raises(ConfigError, match=message):

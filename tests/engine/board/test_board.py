@@ -16,7 +16,7 @@ import pytest
 from allstep.engine.board import shared_board
 from allstep.engine.board.board import Board
 from allstep.engine.board.byte_ring import Frames
-from allstep.engine.board.shared_board import SharedBoard, board_bytes
+from allstep.engine.board.shared_board import SharedBoard, board_sizes
 from allstep.engine.board.socket_board import SocketBoard
 from allstep.wire.frames import LENGTH
 from support.ranks import wait_until
@@ -29,7 +29,9 @@ def frame(message: bytes) -> bytes:
 
 
 def shared(size: int) -> list[Board]:
-    memory = memoryview(mmap.mmap(-1, board_bytes(size)))
+    sizes = board_sizes(size)
+    view = memoryview(mmap.mmap(-1, sizes.total(1, size)))
+    memory = sizes.cut(view, 0, 1, range(size))
     return [SharedBoard(memory, rank, [os.getpid()] * size, 0) for rank in range(size)]
 
 

@@ -41,13 +41,14 @@ def test_a_stopped_worker_is_killed_only_when_a_new_world_must_form(tmp_path: Pa
     assert done.code == 0, done.err
     ((number, sizes, generations, (gap,)),) = results(done)
     assert (number, generations) == (0, [0, 1])
-    assert sizes == [3] * 8 + [1] * 4
+    # On a slow machine, the successor of worker 2 joins within the grace time.
+    assert sizes[:8] == [3] * 8 and set(sizes[8:]) <= {1, 2} and len(sizes) == 12
     assert gap > 1.9, "the grace time of the stopped worker"
     lines = [line for line in done.err.splitlines() if line.startswith("allstep run: ")]
     assert lines[0].startswith(
-        "allstep run: lost rank 2 on localhost: killed by signal 9 (SIGKILL); generation 1 has 1"
-        " workers, 0 of them new: rank 0 is worker 0 on localhost"
+        "allstep run: lost rank 2 on localhost: killed by signal 9 (SIGKILL); generation 1 has "
     ), done.err
+    assert "is worker 0 on localhost" in lines[0] and "is worker 1 on" not in lines[0]
     assert not processes_with(str(tmp_path))
 
 
@@ -58,7 +59,7 @@ def test_two_victims_at_once_and_one_while_the_next_world_forms(tmp_path: Path) 
     assert done.code == 0, done.err
     ((number, sizes, generations, _),) = results(done)
     assert number == 0
-    assert sizes == [4] * 4 + [1] * 4
+    assert sizes[:4] == [4] * 4 and set(sizes[4:]) <= {1, 2, 3} and len(sizes) == 8
     # The world of workers 0 and 3 ended while it was formed; `rejoin` returns the one after it.
     assert generations[0] == 0 and generations[-1] >= 2, done.err
     assert "fault kill@during=forming: rank 3 kills itself" in done.err

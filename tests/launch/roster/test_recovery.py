@@ -55,6 +55,13 @@ def test_too_few_hosts_end_the_run_after_the_timeout() -> None:
     assert "2 of 4 workers are on standby and the hosts have 2 usable slots" in text
 
 
+def test_workers_that_have_started_get_more_time_than_hosts() -> None:
+    run = Scenario("a:2", num=2, elastic_timeout=5.0)
+    run.standby(1.0, 0)
+    assert run.at(599.9) == [], "the other one may import for minutes"
+    assert run.at(600.0) == [ForwardSignal(15)]
+
+
 def test_slots_that_are_given_up_end_the_run_at_once() -> None:
     run = Scenario("a:1", num=1, max_failures=2)
     run.exits(1.0, 0, 3, errors=("Traceback (most recent call last):", "ImportError: x"))

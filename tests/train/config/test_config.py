@@ -4,15 +4,19 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from pydantic import BaseModel
 
+from allstep.data import order
 from allstep.errors import ConfigError
 from allstep.optim import LAMB, LARC, LARS, NovoGrad
 from allstep.train import RECIPES, RunConfig, read_config
+from allstep.train.config import number_types
+from allstep.train.config.initial_weights import initial_weights, replaced
 from allstep.train.config.read_config import ELSEWHERE
 from allstep.train.config.run_config import OWN, ResolvedConfig
 from allstep.train.config.validate_keys import known_keys
@@ -157,6 +161,15 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
             "config key 'data.workers': expected a valid integer or 'auto', found 'many'",
         ),
         ("share_weights=maybe", "config key 'share_weights': expected a valid boolean"),
+        (
+            "shares=[3, 0]",
+            "config key 'shares': expected a number from 1 to 1048576 per worker, such as [3, 1],"
+            " or 'even' or 'speed', found [3, 0]",
+        ),
+        ("shares=fair", "or 'even' or 'speed', found 'fair'"),
+        ("shares=[1.5, 1]", "or 'even' or 'speed', found [1.5, 1]"),
+        ("shares=[]", "or 'even' or 'speed', found []"),
+        ("shares=", "or 'even' or 'speed', found None"),
         ("optimizer.betas=[0.9]", "config key 'optimizer.betas': expected"),
         (
             "optimizer.betas=[0.9, 1.0]",
@@ -170,6 +183,25 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
 )
 def test_mistakes_are_reported_in_one_line(override: str, expected: str) -> None:
     assert expected in complaint(override)
+
+
+def test_shares_are_read_and_written() -> None:
+    config = read_config("digits", ["shares=[3, 1]"])
+    assert config.shares == (3, 1)
+    assert "shares:\n- 3\n- 1\n" in config.to_yaml()
+    assert read_config("digits", ["shares=speed"]).shares == "speed"
+    assert number_types.MAX_WEIGHT == order.MAX_WEIGHT
+
+
+@pytest.mark.parametrize(
+    ("shares", "size", "expected"),
+    [("even", 3, (1, 1, 1)), ("speed", 2, (1, 1)), ((3, 1), 2, (3, 1)), ((3, 1), 3, (1, 1, 1))],
+)
+def test_shares_at_the_start_of_a_world(shares: Any, size: int, expected: Any) -> None:
+    """A list is for as many workers; an elastic run may have other numbers of them."""
+    assert initial_weights(shares, size) == expected
+    note = "shares=[3, 1] is for 2 workers: 3 workers have even shares"
+    assert replaced(shares, size) == (note if (size, shares) == (3, (3, 1)) else "")
 
 
 LONG = "x" * 9999

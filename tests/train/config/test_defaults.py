@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "device": "auto",
     "execution": "channels-last",
     "share_weights": "auto",
+    "shares": "even",
     "log_every": 10,
     "noise_scale": False,
     "data": {

@@ -126,6 +126,19 @@ WRONG = [
         "1 sample on 1 worker in 1 micro-batch each are 1 at a time, .*norm=group",
     ),
     (["overfit=3", "model.norm=batch"], "3 samples on 2 workers"),
+    (
+        ["shares=[3, 1, 2]"],
+        r"^shares=\[3, 1, 2\]: expected one whole number from 1 to 1,048,576 for each of 2",
+    ),
+    (
+        ["shares=speed", "model.norm=ghost"],
+        "shares=speed and model.norm=ghost exclude each other: .*set shares=even",
+    ),
+    (["shares=[3, 1]", "model.norm=ghost"], r"shares=\[3, 1\] and model.norm=ghost exclude"),
+    (
+        ["batch=16", "shares=[15, 1]", "model.norm=batch"],
+        "16 samples on 2 workers in 1 micro-batch each are 1 at a time",
+    ),
     (["data.augment=Flp()"], "'data.augment': no operation is called 'Flp'; did you mean 'Flip'"),
     (["data.prepare=Flp()"], "'data.prepare': no operation"),
     (["data.mix=Flip()"], "'data.mix': Flip works on single images"),
@@ -168,6 +181,8 @@ def test_what_depends_on_the_workers_is_checked_when_they_are_known() -> None:
         ["batch=2", "model.norm=sync"],
         ["batch=8", "accumulation=4", "model.norm=sync"],
         ["batch=2", "model.norm=group"],
+        ["batch=16", "shares=[7, 1]", "model.norm=batch"],
+        ["batch=16", "shares=[15, 1]", "model.norm=sync"],
     ],
     ids=" ".join,
 )

@@ -114,14 +114,17 @@ def test_it_resumes_from_a_checkpoint() -> None:
 
 
 def test_micro_batches_stay_as_large_as_they_were() -> None:
-    assert [growth().num_micro_batches(batch, 2, 1) for batch in (100, 200, 400, 450)] == [
+    assert [growth().num_micro_batches(batch, (1, 1), 1) for batch in (100, 200, 400, 450)] == [
         1,
         2,
         4,
         5,
     ]
-    assert growth().num_micro_batches(400, 2, 4) == 16
-    assert growth(room=10).num_micro_batches(100, 2, 1) == 1, (
+    assert growth().num_micro_batches(400, (1, 1), 4) == 16
+    assert growth().num_micro_batches(400, (3, 1), 4) == 16
+    assert growth(room=150).num_micro_batches(400, (3, 1), 1) == 2, "300 samples of rank 0"
+    assert growth(room=150).num_micro_batches(200, (3, 1), 1) == 1
+    assert growth(room=10).num_micro_batches(100, (1, 1), 1) == 1, (
         "less room than a micro-batch has taken from the beginning"
     )
 
@@ -131,14 +134,16 @@ def test_where_there_is_room_micro_batches_are_larger_and_not_fewer_than_asked_f
 
     With accumulation=2 there are always two.
     """
-    assert [growth(room=150).num_micro_batches(batch, 2, 1) for batch in (100, 200, 300, 400)] == [
+    assert [
+        growth(room=150).num_micro_batches(batch, (1, 1), 1) for batch in (100, 200, 300, 400)
+    ] == [
         1,
         1,
         1,
         2,
     ]
     assert [
-        growth(room=150).num_micro_batches(batch, 2, 2) for batch in (100, 200, 300, 400, 800)
+        growth(room=150).num_micro_batches(batch, (1, 1), 2) for batch in (100, 200, 300, 400, 800)
     ] == [
         2,
         2,
@@ -161,19 +166,19 @@ def test_no_micro_batch_is_larger_than_there_is_room_for(
     asked = Growth(GrowthConfig(), batch, 10**6, room)
     first_micro_batch = math.ceil(math.ceil(batch / size) / base)
     share = math.ceil(batch * 2**times / size)
-    num_micro_batches = asked.num_micro_batches(batch * 2**times, size, base)
+    num_micro_batches = asked.num_micro_batches(batch * 2**times, (1,) * size, base)
     assert math.ceil(share / num_micro_batches) <= max(first_micro_batch, room)
     assert min(base, share) <= num_micro_batches <= share
-    assert asked.num_micro_batches(batch, size, base) <= base
+    assert asked.num_micro_batches(batch, (1,) * size, base) <= base
 
 
 def test_the_room_that_was_found_is_kept_in_a_checkpoint() -> None:
     """With any memory of the resuming machine; older checkpoints have no room."""
     resumed = growth(room=10**6)
     resumed.load(json.loads(json.dumps(growth(room=150).state())))
-    assert resumed.num_micro_batches(400, 2, 1) == 2
+    assert resumed.num_micro_batches(400, (1, 1), 1) == 2
     resumed.load({"times": 0, "last": 0})
-    assert resumed.num_micro_batches(400, 2, 1) == 4
+    assert resumed.num_micro_batches(400, (1, 1), 1) == 4
 
 
 @pytest.mark.parametrize(

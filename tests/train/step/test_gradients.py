@@ -10,6 +10,7 @@ from torch.nn import functional
 import allstep
 import allstep.torch as hvd
 from allstep.data import Loader
+from allstep.data.order import Weights
 from allstep.models import SmallCnn
 from allstep.train.precision.precision import Precision
 from allstep.train.step.step import Clock, Trainer, accumulate_gradients, step
@@ -54,11 +55,16 @@ def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Tra
     )
 
 
-def shared_gradient(count: int, accumulation: int = 1) -> list[np.ndarray]:
+def shared_gradient(
+    count: int, accumulation: int = 1, shares: Weights | None = None
+) -> list[np.ndarray]:
     world = allstep.init()
+    shares = shares or (1,) * world.size
     model = small_cnn().to(memory_format=torch.channels_last)
     trainer = trainer_of(model, accumulation=accumulation)
-    batch = next(Loader(Arrays(IMAGES, LABELS), batch=count, seed=1, world=world).batches())
+    trainer.shares = shares
+    loader = Loader(Arrays(IMAGES, LABELS), batch=count, seed=1, world=world, shares=shares)
+    batch = next(loader.batches())
     for _ in range(2):  # the second time checks that the first left nothing behind
         trainer.optimizer.zero_grad()
         tally = accumulate_gradients(trainer, batch, count)
@@ -87,6 +93,47 @@ def test_accumulation_changes_nothing(ranks: Any) -> None:
     for gradients in ranks(2, shared_gradient, 30, 4):
         for ours, theirs in zip(gradients, expected, strict=True):
             np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shares", "count", "accumulation"),
+    [
+        ((3, 1), 40, 1),
+        ((1, 100), 40, 3),  # rank 0 has no sample
+        ((5, 1, 2), 30, 4),  # rank 1 has fewer samples than micro-batches
+    ],
+)
+def test_any_split_gives_the_gradient_of_one_worker(
+    ranks: Any, shares: Weights, count: int, accumulation: int
+) -> None:
+    """Reference: torch on the whole batch."""
+    expected = oracle(count)
+    results = ranks(len(shares), shared_gradient, count, accumulation, shares)
+    for gradients in results:
+        for ours, theirs, first in zip(gradients, expected, results[0], strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-6)
+            np.testing.assert_array_equal(ours, first)
+
+
+def calls_of_the_model(shares: Weights, count: int, accumulation: int, sync: bool) -> int:
+    """Return how often this rank called the model in one step."""
+    world = allstep.init()
+    model = small_cnn()
+    trainer = trainer_of(model, accumulation=accumulation)
+    trainer.shares, calls = shares, []
+    model.register_forward_hook(lambda *args: calls.append(len(args[1][0])))
+    trainer.layers_communicate = sync
+    loader = Loader(Arrays(IMAGES, LABELS), batch=count, seed=1, world=world, shares=shares)
+    accumulate_gradients(trainer, next(loader.batches()), count)
+    return len(calls)
+
+
+@pytest.mark.parametrize(("sync", "expected"), [(True, [4, 4, 4]), (False, [4, 0, 1])])
+def test_the_largest_share_gives_the_number_of_micro_batches(
+    ranks: Any, sync: bool, expected: list[int]
+) -> None:
+    """Layers that communicate are called equally often, also by a rank without samples."""
+    assert ranks(3, calls_of_the_model, (90, 1, 9), 10, 4, sync) == expected
 
 
 def one_step() -> dict[str, float]:

@@ -209,6 +209,30 @@ def test_the_sum_of_the_batch() -> None:
     assert batch_line(per_worker, 1) == "10 per worker x 1 worker = 10"
 
 
+@pytest.mark.parametrize(
+    ("changed", "num_workers", "expected"),
+    [
+        ({"shares": "speed"}, 2, "32 per worker x 2 workers = 64, then by speed"),
+        ({"shares": "speed"}, 1, "64 per worker x 1 worker = 64"),
+        ({"shares": (3, 1)}, 2, "48 + 16 = 64 (shares [3, 1])"),
+        (
+            {"shares": (3, 1), "accumulation": 4},
+            2,
+            "48 + 16 = 64 (shares [3, 1], 4 accumulated)",
+        ),
+        (
+            {"shares": (1,) * 8 + (8,)},
+            9,
+            "4 to 32 per worker x 9 workers = 64 (shares [1, 1, 1, 1, 1, 1, 1, 1, 8])",
+        ),
+    ],
+)
+def test_the_line_of_a_batch_in_uneven_shares(
+    changed: dict[str, Any], num_workers: int, expected: str
+) -> None:
+    assert batch_line(CONFIG.model_copy(update=changed), num_workers) == expected
+
+
 def test_the_rate_and_the_warning() -> None:
     scaled = CONFIG.model_copy(update={"batch": 128})
     assert lr_line(scaled, 0.1) == "0.05 at batch 64 -> 0.1 at batch 128 (scaling: linear)"

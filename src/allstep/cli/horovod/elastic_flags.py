@@ -1,13 +1,30 @@
-"""The flags of elastic runs: `--min-np` switches one on, the others are its options."""
+"""The flags of elastic runs: `--min-np` switches one on, the others are its options.
 
+Under horovodrun a discovery script alone switches it on too; `-np` is then also the minimum.
+"""
+
+import os
 from typing import TYPE_CHECKING, Any
 
 from allstep.errors import ConfigError
+from allstep.limits import read_seconds
 
 if TYPE_CHECKING:
+    from allstep.launch.hosts.discovery import Discovery
     from allstep.launch.roster import Policy
 
 _OPTIONS = ("max_np", "elastic_timeout", "reset_limit", "blacklist_cooldown_range")
+# horovodrun: members are notified of a new worker when it waits for a world, but not later than
+# this: scripts wait 2 to 3 s for the message after the discovery script has listed a host.
+_NOTIFY_SECONDS = 1.0
+
+
+def with_minimum(
+    flags: dict[str, Any], num_workers: int | None, *, as_horovodrun: bool
+) -> dict[str, Any]:
+    """Return the flags; with horovodrun's minimum if a discovery script makes the run elastic."""
+    is_switched_on = as_horovodrun and flags.get("host_discovery_script") and not is_elastic(flags)
+    return {**flags, "min_np": num_workers} if is_switched_on and num_workers else flags
 
 
 def is_elastic(flags: dict[str, Any]) -> bool:
@@ -15,11 +32,24 @@ def is_elastic(flags: dict[str, Any]) -> bool:
     return flags.get("min_np") is not None
 
 
-def idle_options(flags: dict[str, Any]) -> list[str]:
-    """Return the given options of elastic runs, if the run is not elastic."""
-    if is_elastic(flags):
-        return []
-    return [f"--{name.replace('_', '-')}" for name in _OPTIONS if flags.get(name) is not None]
+def discovery_of(flags: dict[str, Any]) -> "Discovery | None":
+    """Return the discovery script of an elastic run; None if its hosts are fixed."""
+    from allstep.launch import Discovery
+
+    script = flags.get("host_discovery_script")
+    if not script or not is_elastic(flags):
+        return None
+    return Discovery.given(script, flags.get("slots_per_host", 1), os.environ)
+
+
+def idle_options(flags: dict[str, Any], *, as_horovodrun: bool) -> str:
+    """Return the given options of elastic runs that have no effect, with the reason; "" if none."""
+    if not is_elastic(flags):
+        names = [f"--{name.replace('_', '-')}" for name in _OPTIONS if flags.get(name) is not None]
+        return f"{', '.join(names)} (an elastic run needs --min-np)" if names else ""
+    if flags.get("blacklist_cooldown_range") is not None and not as_horovodrun:
+        return "--blacklist-cooldown-range (only horovodrun blacklists hosts)"
+    return ""
 
 
 def policy_of(
@@ -33,15 +63,18 @@ def policy_of(
 
     cooldown = flags.get("blacklist_cooldown_range")
     timeout = flags.get("elastic_timeout")
+    if timeout is None:
+        timeout = read_seconds(os.environ, ("HOROVOD_ELASTIC_TIMEOUT",), 600.0)
     try:
         return Policy(
             num_workers,
             flags["min_np"],
             flags.get("max_np"),
-            elastic_timeout=600.0 if timeout is None else float(timeout),
+            elastic_timeout=float(timeout),
             reset_limit=flags.get("reset_limit"),
             blacklist=as_horovodrun,
             cooldown_range=cooldown if as_horovodrun else None,
+            notify_after=_NOTIFY_SECONDS if as_horovodrun else None,
             grace=grace,
         )
     except ValueError as error:

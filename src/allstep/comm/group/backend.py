@@ -8,13 +8,20 @@ bypass Python.
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, _DistributedBackendOptions
 
-from allstep.comm.group.build_memory import Options, exchange_cards, join_hosts
+from allstep.comm.group.build_memory import (
+    Options,
+    WorldOptions,
+    exchange_cards,
+    join_hosts,
+    world_cards,
+)
 from allstep.comm.group.counted_group import kind_of_default
 from allstep.comm.group.named_group import NAME
 from allstep.comm.group.process_group import AllstepGroup
@@ -22,6 +29,8 @@ from allstep.comm.health.cut_connections import begin_faults
 from allstep.comm.health.guard import Guard
 from allstep.comm.health.joined_processes import lives_in
 from allstep.comm.join.barrier import host_name, leave_card
+from allstep.comm.network.gloo import GlooTransport
+from allstep.comm.network.gloo_on_demand import GlooOnDemand
 from allstep.comm.network.guarded_gloo import connected
 from allstep.comm.timeline import timeline
 
@@ -77,19 +86,39 @@ def _create(
     guard.watch_processes(lives_in(store, options.global_ranks_in_group))
     host_store = PrefixStore("host/", store)
     # Before Gloo connects: inside Gloo a rank that is gone is noticed only after its timeout.
-    cards = exchange_cards(host_store, rank, size, chosen, guard)
-    far = connected(PrefixStore("gloo/", store), rank, size, timeout, guard)
-    _copy_names(far.gloo.options, options)
-    far.gloo._set_sequence_number_for_group()
-    group = kind(store, rank, size, timeout, far, guard)
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, far.gloo)
+    cards = (
+        world_cards(chosen)
+        if isinstance(chosen, WorldOptions)
+        else exchange_cards(host_store, rank, size, chosen, guard)
+    )
+    group = kind(store, rank, size, timeout, guard)
+    connect = partial(_connect, group, options, guard)
+    if isinstance(chosen, WorldOptions) and len({card["node"] for card in cards}) == 1:
+        local = join_hosts(host_store, rank, cards, timeout, chosen, guard)
+        group.local = local
+        group.far = GlooOnDemand(connect, guard, local.flags) if local is not None else connect()
+    else:
+        group.far = connect()
+        group.local = join_hosts(host_store, rank, cards, timeout, chosen, guard)
     if torch.cuda.is_available() and dist.is_nccl_available():
         group.nccl = _nccl(options, chosen.nccl)
         group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, group.nccl)
     group._set_group_name(options.group_id)
-    leave_card(store, rank)
-    group.local = join_hosts(host_store, rank, cards, timeout, chosen, guard)
+    if not isinstance(chosen, WorldOptions):
+        leave_card(store, rank)
     return group
+
+
+def _connect(
+    group: AllstepGroup, options: _DistributedBackendOptions, guard: Guard
+) -> GlooTransport:
+    """Connect the group over Gloo, on all ranks at once."""
+    store, rank, size, timeout = _basics(options)
+    far = connected(PrefixStore("gloo/", store), rank, size, timeout, guard)
+    _copy_names(far.gloo.options, options)
+    far.gloo._set_sequence_number_for_group()
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, far.gloo)
+    return far
 
 
 def _basics(options: _DistributedBackendOptions) -> tuple[Store, int, int, timedelta]:
@@ -97,12 +126,19 @@ def _basics(options: _DistributedBackendOptions) -> tuple[Store, int, int, timed
 
 
 def create_apart(
-    store: Store, name: str, rank: int, ranks: Sequence[int], start: float, timeout: float
+    store: Store,
+    name: str,
+    rank: int,
+    ranks: Sequence[int],
+    start: float,
+    timeout: float,
+    chosen: Options | None = None,
 ) -> AllstepGroup:
     """Create a group that torch does not know of, on all its ranks at once.
 
     `store` must have no other writer. `rank` is ours in the world, `ranks` are the members in the
-    world. `start` and `timeout` are seconds for connecting, and for an operation.
+    world. `start` and `timeout` are seconds for connecting, and for an operation. `chosen`: the
+    options of the group (default: none).
     """
     options = _DistributedBackendOptions()
     options.store = store
@@ -110,7 +146,7 @@ def create_apart(
     options.global_ranks_in_group = list(ranks)
     options.group_id = name
     options.timeout = timedelta(seconds=start)
-    group = create(options)
+    group = create(options, chosen)
     group.set_timeout(timedelta(seconds=timeout))
     return group
 

@@ -13,7 +13,6 @@ one host, study      if an algorithm is named, every rank counts as a host of it
 """
 
 import json
-import mmap
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,9 +27,10 @@ from allstep.comm.group.within_host import SharedMemoryTransport
 from allstep.comm.health.guard import Guard
 from allstep.comm.health.processes import Lives
 from allstep.comm.join.launcher_store import collect
-from allstep.comm.memory.arena import TEXT_BYTES, Arena, block_bytes, segment_bytes
-from allstep.comm.memory.segment import CannotShare, Segment, parts, share
-from allstep.comm.memory.wait_flags import Flags, control_bytes, spins_for
+from allstep.comm.memory.arena import Arena, arena_sizes, block_bytes, flags_and_texts
+from allstep.comm.memory.kept import WorldMemory, new_memory
+from allstep.comm.memory.segment import CannotShare
+from allstep.comm.memory.wait_flags import Flags, spins_for
 from allstep.comm.network.algorithms import VARIABLE, wanted_algorithm
 from allstep.comm.network.guarded_gloo import connected
 from allstep.comm.network.lane import Lane
@@ -56,6 +56,19 @@ class Options:
     nccl: Any = None
 
 
+@dataclass(frozen=True)
+class WorldOptions(Options):
+    """Options of a group of all ranks of a generation, whose cards the launcher has sent.
+
+    cards: of all ranks, by rank. memory: of the generation. purpose: of the group, the same in each
+    generation.
+    """
+
+    cards: tuple[dict[str, Any], ...] = ()
+    memory: WorldMemory | None = None
+    purpose: str = ""
+
+
 Card = dict[str, Any]
 """What the ranks of a group know of one of them."""
 
@@ -73,8 +86,7 @@ def exchange_cards(
         "pid": os.getpid(),
         "namespace": namespace(),
         "cores": sorted(os.sched_getaffinity(0)),
-        "pool": pool_bytes(),
-        "block": block_bytes(machine.cache_sizes().get(2)),
+        **memory_card(),
         "algorithm": wanted.name if wanted else "auto",
         "study": wanted is not None and (options.algorithm is not None or _is_alone()),
     }
@@ -82,6 +94,24 @@ def exchange_cards(
     start = read_limits().start
     found = collect(store, "host", rank, size, json.dumps(own), start, check)
     cards = [json.loads(card) for card in found]
+    _check_same_algorithm(cards)
+    return cards
+
+
+def memory_card() -> Card:
+    """Return what a card has for the memory of a group, the same for all groups of a process."""
+    wanted = wanted_algorithm(None)
+    return {
+        "pool": pool_bytes(),
+        "block": block_bytes(machine.cache_sizes().get(2)),
+        "algorithm": wanted.name if wanted else "auto",
+    }
+
+
+def world_cards(options: WorldOptions) -> list[Card]:
+    """Return the cards of all ranks of a generation, by rank, as `exchange_cards` does."""
+    is_alone = len({card["node"] for card in options.cards}) == 1
+    cards = [{**card, "study": is_alone and card["algorithm"] != "auto"} for card in options.cards]
     _check_same_algorithm(cards)
     return cards
 
@@ -104,7 +134,7 @@ def join_hosts(
     layout = Layout.of(rank, [card["node"] for card in cards])
     if len(layout.hosts) == 1 and all(card["study"] for card in cards):
         layout = Layout.of(rank, [str(each) for each in range(size)])
-    arena = _make_arena(store, layout, cards, start, guard)
+    arena = _make_arena(store, layout, cards, start, guard, options)
     if len(layout.hosts) > 1 and "no" in collect(
         store,
         "shared",
@@ -119,7 +149,8 @@ def join_hosts(
         return None
     guard.add_channel(arena)
     crossing = _make_crossing(store, layout, timeout, options, guard) if layout.num_lanes else None
-    return SharedMemoryTransport(arena, layout, guard, crossing)
+    purpose = options.purpose if isinstance(options, WorldOptions) else None
+    return SharedMemoryTransport(arena, layout, guard, crossing, purpose)
 
 
 def _neighbours(rank: int, cards: list[Card]) -> dict[int, int]:
@@ -144,28 +175,29 @@ def _check_same_algorithm(cards: list[Card]) -> None:
 
 
 def _make_arena(
-    store: Store, layout: Layout, cards: list[Card], start: float, guard: Guard
+    store: Store, layout: Layout, cards: list[Card], start: float, guard: Guard, options: Options
 ) -> Arena | None:
     """Return the shared memory of our host; None if it cannot be shared."""
     ours = [cards[rank] for rank in layout.neighbours]
     rank, size = layout.local_rank, len(ours)
-    pool = min(card["pool"] for card in ours)
-    if size == 1:
-        nbytes = segment_bytes(size, pool)
-        segment = Segment(memoryview(mmap.mmap(-1, nbytes)), nbytes)
-    else:
-        try:
-            own_store = PrefixStore(f"segment/{layout.host}", store)
-            check = guard.check_for("shared memory of a group")
-            segment = share(own_store, rank, size, segment_bytes(size, pool), start, check)
-        except CannotShare:
-            return None
-    control, texts, *pools = parts(segment, control_bytes(size), size * TEXT_BYTES, *[pool] * size)
+    sizes = arena_sizes(size, min(card["pool"] for card in ours))
+    own_store = PrefixStore(f"segment/{layout.host}", store)
+    check = guard.check_for("shared memory of a group")
+    try:
+        if isinstance(options, WorldOptions) and options.memory is not None:
+            memory = options.memory.get(
+                options.purpose, layout.neighbours, sizes, own_store, rank, start, check
+            )
+        else:
+            memory = new_memory(own_store, rank, size, sizes, start, check)
+    except CannotShare:
+        return None
+    control, texts = flags_and_texts(memory.control, size)
     num_cores = len(set().union(*(card["cores"] for card in ours)))
     spins = spins_for(size, min(num_cores, int(machine.cpu_quota() or num_cores)))
     flags = Flags(control, rank, [card["pid"] for card in ours], spins, guard, layout.neighbours)
     # A container may hide the caches from one rank and show them to another.
-    return Arena(flags, texts, pools, min(card["block"] for card in ours))
+    return Arena(flags, texts, memory.pools, min(card["block"] for card in ours))
 
 
 def _make_crossing(

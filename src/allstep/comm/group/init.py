@@ -122,7 +122,10 @@ class DefaultGroup:
         self._is_ours = _make_group(joined)
         try:
             # A rank must not leave while another one still connects to it.
-            joined.wait_for_all("joined")
+            if joined.is_elastic and self._is_ours:
+                dist.barrier()
+            else:
+                joined.wait_for_all("joined")
         except BaseException:
             self.close()
             raise
@@ -132,9 +135,10 @@ class DefaultGroup:
         if purpose not in self.by_purpose:
             world, limits = self.joined.world, self.joined.limits
             store, name = self.joined.fresh_store(f"group for {purpose}"), f"allstep {purpose}"
-            members = range(world.size)
-            made = create_apart(store, name, world.rank, members, limits.start, limits.timeout)
-            self.by_purpose[purpose] = made
+            members, options = range(world.size), self.joined.group_options(purpose)
+            self.by_purpose[purpose] = create_apart(
+                store, name, world.rank, members, limits.start, limits.timeout, options
+            )
         return self.by_purpose[purpose]
 
     def close(self) -> None:
@@ -250,6 +254,7 @@ def _make_group(joined: Joined) -> bool:
             world_size=world.size,
             # For connecting to each other.
             timeout=timedelta(seconds=limits.start),
+            pg_options=joined.group_options("default"),
         )
     except BaseException:
         # torch numbers groups, also one that failed on this rank and was not begun on another.

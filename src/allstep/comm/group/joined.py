@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from allstep import faults, machine
+from allstep import faults
+from allstep.comm.group.build_memory import WorldOptions, memory_card
+from allstep.comm.group.host_share import choose_interface, nodes_of, take_cores
 from allstep.comm.health.cut_connections import begin_faults
 from allstep.comm.health.generation_end import EndWatch
 from allstep.comm.health.joined_processes import forget, lives_in, remember
@@ -35,6 +36,7 @@ from allstep.comm.join.rendezvous import (
     expected_host,
     find_store,
 )
+from allstep.comm.memory.kept import WorldMemory, kept_memory
 from allstep.comm.timeline.timeline import begin_if_asked, count_again, stop_timeline
 from allstep.console.escape import print_notice
 from allstep.errors import CommError, PeerLost, WorldError
@@ -61,6 +63,8 @@ class Joined:
     """Environment variables that were set when the ranks joined."""
     end_watch: EndWatch | None = None
     """Waits for the end of this generation; None in a fixed world."""
+    memory: WorldMemory | None = None
+    """The shared memory of the groups of this generation; None in a fixed world."""
     _used: Counter[str] = field(default_factory=Counter)
 
     def fresh_store(self, what: str) -> Store:
@@ -97,6 +101,15 @@ class Joined:
         lives = lives_in(self.rendezvous.store, range(self.world.size))
         return partial(_check_lives, lives, what, store, prefix, self.world.rank)
 
+    def group_options(self, purpose: str) -> WorldOptions | None:
+        """Return the options of a group of all ranks; None in a fixed world.
+
+        purpose: the same in each generation, which then uses the same memory.
+        """
+        if self.memory is None:
+            return None
+        return WorldOptions(cards=tuple(self.cards), memory=self.memory, purpose=purpose)
+
     @property
     def is_elastic(self) -> bool:
         """Whether the world may be followed by another one in the same processes."""
@@ -105,7 +118,7 @@ class Joined:
     @property
     def nodes(self) -> list[str]:
         """The host of each rank, by a name that no other host has."""
-        return _nodes(self.cards)
+        return nodes_of(self.cards)
 
     @property
     def neighbours(self) -> dict[int, int]:
@@ -157,29 +170,43 @@ def _join_generation(member: Membership) -> Joined:
     limits = read_limits()
     store = connect_to_launcher(limits)
     rendezvous = Rendezvous(store)
+    # A connection of its own, which `close` ends.
+    ends = connect_to_launcher(limits).client
     try:
-        place = member.ask(store.client, _card(World.detect(), store))
+        place = member.ask(store.client, _elastic_card(store))
         world, cards = place.world, _with_local_ranks(place.cards)
         begin_faults(world.rank, world.size)
         if faults.active is not None:
             faults.active.in_phase("forming")
         store.unless = end_of(place.generation)
         os.environ.update({**world.to_env(), **world.to_horovod_env()})
-        _take_cores(world, cards)
-        variables = _choose_interface(world, cards)
+        take_cores(world, cards)
+        variables = choose_interface(world, cards)
         number = place.generation + 1
         count_again()
         # A later world would replace the file of the first.
         if place.generation == 0:
             begin_if_asked(PrefixStore(f"allstep/{number}", store), world.rank, world.size)
     except BaseException:
+        ends.close_all()
         _close(rendezvous)
         raise
-    # A connection of its own, which `close` ends.
-    end_watch = EndWatch(connect_to_launcher(limits).client, place.generation, world.rank)
+    end_watch = EndWatch(ends, place.generation, world.rank)
     joined = Joined(world, rendezvous, limits, cards, number, variables, end_watch)
+    joined.memory = WorldMemory(place.generation, _claims_here(world.rank, cards), kept_memory())
     remember(store, joined.neighbours)
     return joined
+
+
+def _elastic_card(store: Store) -> dict[str, Any]:
+    """Return our card with all that the ranks need to form groups of the whole world."""
+    return {**_card(World.detect(), store), **memory_card(), "memory": kept_memory().claims()}
+
+
+def _claims_here(rank: int, cards: Sequence[Mapping[str, Any]]) -> dict[int, Any]:
+    """Return the memory that each rank of our host holds, by rank."""
+    node = cards[rank]["node"]
+    return {other: card["memory"] for other, card in enumerate(cards) if card["node"] == node}
 
 
 def _with_local_ranks(cards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -212,8 +239,8 @@ def _join_fixed(launcher: str | None) -> Joined:
             # No rank waits for a server whose process is being torn down.
             watch().at_end(rendezvous.server.close)
         world = exact(world, cards)
-        _take_cores(world, cards)
-        variables = _choose_interface(world, cards)
+        take_cores(world, cards)
+        variables = choose_interface(world, cards)
         begin_if_asked(PrefixStore(f"allstep/{number}", rendezvous.store), world.rank, world.size)
     except BaseException:
         _close(rendezvous)
@@ -312,7 +339,7 @@ def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | No
 
     Raises WorldError if that contradicts what the launcher gave for our host.
     """
-    exact = places(_nodes(cards), world.launcher)[world.rank]
+    exact = places(nodes_of(cards), world.launcher)[world.rank]
     given = local_variables(world, env)
     if given and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
         raise WorldError(
@@ -321,70 +348,3 @@ def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | No
             f" there, and it is local rank {exact.local_rank} of them"
         )
     return replace(exact, host=world.host)
-
-
-def _nodes(cards: list[dict[str, Any]]) -> list[str]:
-    """Return the host of each rank.
-
-    Ranks of one machine to which the launcher gave the same local rank are on different hosts for
-    the launcher (hosts simulated on one machine), and its view counts.
-    """
-    seen: Counter[tuple[str, int]] = Counter()
-    nodes = []
-    for card in cards:
-        place = (card["node"], card["local_rank"])
-        nodes.append(f"{card['node']} #{seen[place]}")
-        seen[place] += 1
-    return nodes
-
-
-def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
-    """Set the number of threads to our share of the host's cores, unless the user set a number."""
-    if _user_set_threads(world):
-        return
-    nodes = _nodes(cards)
-    masks = [
-        card["cores"] for card, node in zip(cards, nodes, strict=True) if node == nodes[world.rank]
-    ]
-    torch.set_num_threads(
-        machine.fair_share(cards[world.rank]["cores"], masks, machine.cpu_quota())
-    )
-
-
-def _user_set_threads(world: World) -> bool:
-    """Return whether the user set OMP_NUM_THREADS.
-
-    `allstep run` marks its own value; torchrun's own is 1.
-    """
-    value = machine.threads_by_user(os.environ)
-    return value is not None and not (world.launcher == "torchrun" and value == "1")
-
-
-def _choose_interface(world: World, cards: list[dict[str, Any]]) -> dict[str, str]:
-    """Set the variables that name the network interface to the other hosts for Gloo and NCCL.
-
-    Return those that were not set before. Without them, a host name that resolves to 127.0.1.1, as
-    it often does, would mislead both.
-    """
-    nodes = _nodes(cards)
-    others = [card for card, node in zip(cards, nodes, strict=True) if node != nodes[world.rank]]
-    addresses = [
-        *(address for card in others for address in card["addresses"][:1]),
-        *cards[world.rank]["addresses"][1:],
-    ]
-    interface: str | None = "lo"
-    if others:
-        source = next(
-            (source for address in addresses if (source := machine.route_to(address))), None
-        )
-        interface = machine.interface_of(source) if source else None
-    if not interface:
-        return {}
-    names = (
-        ["GLOO_SOCKET_IFNAME"]
-        if interface == "lo"
-        else ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
-    )
-    chosen = {name: interface for name in names if name not in os.environ}
-    os.environ.update(chosen)
-    return chosen

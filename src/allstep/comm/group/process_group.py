@@ -41,6 +41,7 @@ from allstep.comm.group.named_group import NamedGroup
 from allstep.comm.health.at_exit import leave_alone
 from allstep.comm.health.guard import Guard
 from allstep.comm.join.barrier import wait_for_all
+from allstep.comm.network.gloo_on_demand import GlooOnDemand
 from allstep.comm.network.guarded_gloo import guarded
 from allstep.comm.op import argument_checks
 from allstep.comm.op.transport import Transport
@@ -52,16 +53,14 @@ class AllstepGroup(NamedGroup):
     """The torch process group of backend "allstep", created by `backend.create`.
 
     `far` is the transport for everything (Gloo). `local`, the transport over the host's shared
-    memory, is set after construction, or stays None.
+    memory, may be None. Both are set after construction.
     """
 
-    def __init__(
-        self, store: Store, rank: int, size: int, timeout: timedelta, far: Transport, guard: Guard
-    ) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, guard: Guard):
         super().__init__(store, rank, size)
         self.local: Transport | None = None
         # None after the group has been shut down.
-        self.far: Transport | None = far
+        self.far: Transport | GlooOnDemand | None = None
         self.guard = guard
         # rank() and size() go through C++, which takes longer.
         self._rank, self._size = rank, size
@@ -386,13 +385,14 @@ class AllstepGroup(NamedGroup):
         # A Gloo thread that has just finished an operation needs the interpreter lock to free its
         # tensors. If a C++ object (DDP's reducer) drops the last reference to the group, Gloo is
         # destroyed with that lock held and waits for its thread forever.
-        leave_alone(())
-        for backend in self._inner():
+        if inner := self._inner():
+            leave_alone(())
+        for backend in inner:
             backend.shutdown()
-        # A caller that still has the group gets an error; the memory that the host's ranks share is
-        # released anyway.
-        if self.local is not None:
-            self.local.close()
+        # A caller that still has the group gets an error, and keeps no memory of it.
+        for transport in (self.local, self.far):
+            if transport is not None:
+                transport.close()
         self.local = self.far = None
 
     def _inner(self) -> list[Any]:

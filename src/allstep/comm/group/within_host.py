@@ -41,6 +41,7 @@ from allstep.comm.health.failure import Operation
 from allstep.comm.health.guard import Guard
 from allstep.comm.memory import copy as copying
 from allstep.comm.memory.arena import Arena, Call
+from allstep.comm.memory.kept import kept_memory
 from allstep.comm.op.describe import describe_call, first_tensor
 from allstep.comm.op.queue import Queue
 from allstep.comm.op.reduction import recipe_for
@@ -57,13 +58,19 @@ class SharedMemoryTransport(Transport):
     """Runs operations through shared memory, and declines those that it does not support.
 
     `layout` is which ranks of the group are on which host. `crossing` leads to the other hosts, if
-    there are several; then only all_reduce and barrier are supported.
+    there are several; then only all_reduce and barrier are supported. `purpose`: that of memory
+    which is used again in the next generation (`kept`); None for other memory.
     """
 
     def __init__(
-        self, arena: Arena, layout: Layout, guard: Guard, crossing: Crossing | None = None
+        self,
+        arena: Arena,
+        layout: Layout,
+        guard: Guard,
+        crossing: Crossing | None = None,
+        purpose: str | None = None,
     ) -> None:
-        self.arena = arena
+        self.arena, self.purpose = arena, purpose
         self.flags = arena.flags
         self.layout = layout
         self.rank, self.size = layout.rank, layout.size
@@ -95,7 +102,9 @@ class SharedMemoryTransport(Transport):
             self.crossing.lane.transport.set_timeout(timeout)
 
     def close(self) -> None:
-        self.queue.close()
+        if not self.queue.close() and self.purpose is not None:
+            # An operation that is stuck in a thread may still write into our pool.
+            kept_memory().drop(self.purpose)
 
     # Operations of the transport
 

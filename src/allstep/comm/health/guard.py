@@ -79,6 +79,8 @@ class Guard:
         self._gloos: list[object] = []
         self._channels: list[FailureChannel] = []
         self._lives = Lives()
+        # Called at each `look`.
+        self.on_look: Callable[[], None] | None = None
         self.under_way: dict[int, Operation] = {}
         self._failing = threading.Lock()
         self._left_in_order: set[int] = set()
@@ -251,9 +253,8 @@ class Guard:
 
     def _lost(self, how: Callable[[Sockets], set[int]]) -> list[int]:
         """Return the ranks that `how` finds in the connections of any of the Gloo groups."""
-        return sorted(
-            {ranks[peer] for sockets, ranks in self._connections for peer in how(sockets)}
-        )
+        known = self._connections
+        return sorted({ranks[peer] for sockets, ranks in known for peer in how(sockets)})
 
     def _reason_of_closing(self, *, peaceful_too: bool = True) -> Failure | None:
         """Return why connections have ended, if that is a failure.
@@ -312,11 +313,10 @@ class Guard:
         if self.begun != self._begun_seen:
             self._begun_seen, self.active_at = self.begun, now
         self._check_channels()
-        old = [
-            operation
-            for operation in list(self.under_way.values())
-            if now - operation.began > self.young
-        ]
+        if self.on_look is not None:
+            self.on_look()
+        under_way = list(self.under_way.values())
+        old = [operation for operation in under_way if now - operation.began > self.young]
         if not old or self.failure is not None:
             return
         failure = self._lost_now(now)
@@ -373,10 +373,7 @@ class Guard:
             store.client.abandon()
 
     def _record_leaving(self) -> None:
-        """Record that this rank leaves in order, unless the group has failed.
-
-        Ranks that see our connections end then know that nothing went wrong.
-        """
+        """Record that this rank leaves in order, unless the group has failed."""
         if self.failure is None:
             name = self.names[self.rank]
             self._records.write(self._failure(_LEFT, f"rank {name} has left the group", name))
@@ -387,11 +384,12 @@ class Guard:
         `group` is the other object that holds the Gloo groups.
         """
         if self.size > 1:
-            self._records.at_store(self._record_leaving)
+            if self.failure is None:
+                self._records.at_store(self._record_leaving)
             if watch().remove(self):
                 dismiss()
         with self._failing:
-            if self.failure is not None:
+            if self.failure is not None and self._gloos:
                 destroy_later(self._gloos, group)
             for sockets, _ in self._connections:
                 sockets.close()

@@ -1,6 +1,6 @@
 """The layout of the shared memory of a group, and the barrier through which ranks exchange data.
 
-    segment   | flags of all ranks | texts of all ranks | pool of rank 0 | pool of rank 1 | ...
+    memory    | flags of all ranks | texts of all ranks | pool of rank 0 | pool of rank 1 | ...
     texts     | for each rank: description of its call, failure of the group
     pool      | small place 0 | small place 1 | blocks ...
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from allstep.comm.health.failure import Failure, from_json, op_and_tensor
 from allstep.comm.health.stack_lines import callers_line
+from allstep.comm.memory.kept import Sizes
 from allstep.comm.memory.segment import rounded
 from allstep.comm.memory.wait_flags import Flags, control_bytes
 from allstep.errors import CollectiveMismatch
@@ -57,9 +58,15 @@ class MixedMemory(Exception):
     """Ranks agree on the operation, but some of their tensors are not in the same shared memory."""
 
 
-def segment_bytes(size: int, pool: int) -> int:
-    """Return the size of a segment for `size` ranks with pools of `pool` bytes."""
-    return rounded(control_bytes(size)) + rounded(size * TEXT_BYTES) + size * rounded(pool)
+def arena_sizes(size: int, pool: int) -> Sizes:
+    """Return the sizes of the memory of `size` ranks with pools of `pool` bytes."""
+    return Sizes(rounded(control_bytes(size)) + size * TEXT_BYTES, pool)
+
+
+def flags_and_texts(control: memoryview, size: int) -> tuple[memoryview, memoryview]:
+    """Return the two parts of the control memory of `size` ranks."""
+    texts_at = rounded(control_bytes(size))
+    return control[: control_bytes(size)], control[texts_at : texts_at + size * TEXT_BYTES]
 
 
 def block_bytes(level_2: int | None) -> int:

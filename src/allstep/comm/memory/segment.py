@@ -45,10 +45,11 @@ _NONCE = 16
 
 @dataclass(frozen=True)
 class Segment:
-    """Mapped memory. `view` is all of it after the header."""
+    """Mapped memory. `view` is all of it after the header; `nonce` identifies it."""
 
     view: memoryview
     nbytes: int
+    nonce: str
 
 
 class CannotShare(CommError):
@@ -192,7 +193,7 @@ def _map(fd: int, nbytes: int, nonce: str, *, is_maker: bool) -> Segment:
         whole[:_NONCE] = nonce.encode()
     elif bytes(whole[:_NONCE]) != nonce.encode():
         raise OSError("the memory has another nonce than expected: it is not our segment")
-    return Segment(whole[HEADER:], nbytes)
+    return Segment(whole[HEADER:], nbytes, nonce)
 
 
 def parts(segment: Segment, *sizes: int) -> Iterator[memoryview]:

@@ -34,7 +34,7 @@ from allstep.process.liveness import Life, life_of
 
 # Numbers of 8 bytes per rank: 128 bytes, so that no two ranks share a cache line.
 LINE = 16
-_COUNT, _MARK, _ASLEEP, _FAILED = 0, 1, 3, 4
+_COUNT, _MARK, _ASLEEP, _FAILED, _WANTS_NETWORK = 0, 1, 3, 4, 5
 # A few us; a rank that has not arrived by then may be waiting for our core.
 _SPINS = 50
 _YIELDS = 50
@@ -163,6 +163,14 @@ class Flags:
     def failed_rank(self) -> int | None:
         """Return a rank of this host that has set its failed flag, if any."""
         return next((line // LINE for line in self._others if self.numbers[line + _FAILED]), None)
+
+    def ask_for_network(self) -> None:
+        """Ask the other ranks to connect over the network."""
+        self.numbers[self._mine + _WANTS_NETWORK] = 1
+
+    def is_network_wanted(self) -> bool:
+        """Return whether another rank of this host has asked for that."""
+        return any(self.numbers[line + _WANTS_NETWORK] for line in self._others)
 
     def _sleep(self, other: int, seconds: float) -> None:
         """Sleep until the count of `other` changes, at most `seconds`.

@@ -25,6 +25,8 @@ from allstep.comm.health.stack_lines import called_from, callers_line
 from allstep.comm.op.work import NO_TIMEOUT, Underway
 from allstep.errors import CommError
 
+_LAST_SECONDS = 1.0
+
 
 class Queue:
     """The operations of a group, run in the order of their calls."""
@@ -41,6 +43,8 @@ class Queue:
     def now(self, act: Callable[..., None], *args: Any) -> None:
         """Run an operation in this thread, after all queued ones."""
         with self._turn:
+            if self._is_closed:
+                raise CommError("an operation on a group that has been shut down")
             if self._line:
                 self._carry_out_line()
             act(*args)
@@ -62,8 +66,8 @@ class Queue:
         with self._turn:
             self._carry_out_line()
 
-    def close(self) -> None:
-        """End the thread after the queued operations.
+    def close(self) -> bool:
+        """End the thread after the queued operations; return whether no operation runs any more.
 
         They must have finished, or fail without help: this waits 1 s for them.
         """
@@ -71,7 +75,11 @@ class Queue:
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             self._something.release()
-            thread.join(1.0)
+            thread.join(_LAST_SECONDS)
+        is_at_rest = self._turn.acquire(timeout=_LAST_SECONDS)
+        if is_at_rest:
+            self._turn.release()
+        return is_at_rest
 
     def _carry_out_line(self) -> None:
         while self._line:

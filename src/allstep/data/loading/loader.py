@@ -40,7 +40,7 @@ from allstep.data.loading.pipeline import Machinery
 from allstep.data.loading.quarantine import Quarantine, WholeEpoch, default_budget, path_of_rank
 from allstep.data.loading.share import Filled, Share
 from allstep.data.loading.workers import Kind
-from allstep.data.order import Partition, Reader, Span
+from allstep.data.order import Partition, Reader, Span, Weights
 from allstep.data.sources.source import Source
 from allstep.errors import ConfigError, DataError
 from allstep.world import World
@@ -60,6 +60,8 @@ class Loader:
     - `seed`: key of the order and of the augmentation (default 0); None keeps the order of the
       source, for evaluation.
     - `partition`: how ranks divide the samples, "share" (default) or "whole" (see `order`).
+    - `shares`: the parts of a global batch that the ranks have: "even" (default), or one positive
+      number per rank, such as [3, 1] for three quarters and one quarter.
     - `numbers`: the samples of the source to use, by number (default: all).
     - `workers`: number of loader threads or processes; 0 does the work in the caller; "auto"
       (default) is at most the number of this rank's cores.
@@ -82,6 +84,7 @@ class Loader:
         world: World | None = None,
         seed: int | None = 0,
         partition: Partition = "share",
+        shares: Sequence[int] | str = "even",
         numbers: order.Numbers | None = None,
         workers: int | str = "auto",
         kind: Kind = "auto",
@@ -100,6 +103,7 @@ class Loader:
         self.position = 0
         self._world, self._reader = world, _reader(self.num_samples, seed, world, partition)
         self.batch = _global_batch(batch, batch_per_worker, world.size)
+        self.shares = shares
         self._workers, self._kind = _checked(workers, kind, ahead), kind
         self._ahead, self._fields = ahead, tuple(fields)
         self._to_device = DeviceCopier(device)
@@ -121,6 +125,20 @@ class Loader:
         self._batch = _whole("batch", batch)
         if self._batch < 1:
             raise ConfigError(f"batch={batch}: expected at least 1 sample")
+
+    @property
+    def shares(self) -> Weights:
+        """Return the parts of a global batch that the ranks have, one number per rank.
+
+        A new value takes effect with the next batch, also within an epoch. All ranks must set it
+        between the same two batches. Setting "even" sets equal numbers.
+        """
+        return self._reader.weights
+
+    @shares.setter
+    def shares(self, shares: Sequence[int] | str) -> None:
+        weights = _weights(shares, self._world.size)
+        self._reader = self._reader._replace(weights=weights)
 
     @property
     def position(self) -> int:
@@ -223,11 +241,11 @@ class Loader:
     def _stream(self, position: int, stop: int) -> Generator[tuple[Batch, int], None, None]:
         """Yield batches, each with the position after it.
 
-        Shares that were read ahead are discarded when the batch size changes.
+        What was read ahead is discarded when the batch size or the shares change.
         """
         whole_epoch = WholeEpoch(self.num_samples)
         while self.num_samples and position < stop:
-            size = self.batch
+            size, weights = self.batch, self.shares
             with closing(self._shares(position, stop, size)) as filled_shares:
                 for span, filled in filled_shares:
                     position = span.end
@@ -236,14 +254,16 @@ class Loader:
                     del filled
                     yield batch, position
                     del batch
-                    if self.batch != size:
+                    if (self.batch, self.shares) != (size, weights):
                         break
 
     def _shares(
         self, position: int, stop: int, size: int
     ) -> Generator[tuple[Span, Filled], None, None]:
         machinery = self._machinery()
-        layout = machinery.layout(-(-size // self._world.size))
+        # The largest that this rank's share can be: of a whole batch, rounded up.
+        mine, total = self.shares[self._world.rank], sum(self.shares)
+        layout = machinery.layout(-(-size * mine // total))
         plan = order.plan(self._reader, position, stop, size)
         shares = (Share(machinery.recipe, layout, span, self._named(mine)) for span, mine in plan)
         return machinery.run(shares)
@@ -308,6 +328,17 @@ def _reader(n: int, seed: int | None, world: World, partition: Partition) -> Rea
             "partition='whole' requires a seed, since each rank has an order of its own"
         )
     return Reader(n, seed, world.rank, world.size, partition)
+
+
+def _weights(shares: Sequence[int] | str, size: int) -> Weights:
+    if shares == "even":
+        return order.even(size)
+    if isinstance(shares, str):
+        hint = "; only `allstep train` measures the workers" if shares == "speed" else ""
+        raise ConfigError(
+            f"shares={shares!r}: expected 'even' or one positive number per worker{hint}"
+        )
+    return order.check_weights(shares, size)
 
 
 def _global_batch(batch: int | None, per_worker: int | None, size: int) -> int:

@@ -1,6 +1,6 @@
 """The board of ranks on one host: mailboxes and a log in shared memory.
 
-    segment   | flags of all ranks | mailbox of rank 0 | mailbox of rank 1 | ... | log |
+    memory    | flags of all ranks | mailbox of rank 0 | mailbox of rank 1 | ... | log |
 
 A rank writes its posts into its mailbox and rings rank 0. Rank 0 writes the log and rings all other
 ranks. `byte_ring` explains rings and bells.
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from allstep.comm.health.processes import Lives
-from allstep.comm.memory.segment import rounded
+from allstep.comm.memory.kept import HostMemory, Sizes
 from allstep.engine.board.board import Board
 from allstep.engine.board.byte_ring import (
     ASLEEP,
@@ -33,42 +33,39 @@ from allstep.engine.board.byte_ring import (
 )
 from allstep.process.futex import address_of, new_fence
 
+BOARD = "board of the engine"
+"""The purpose of the board's memory."""
 MAILBOX, LOG = 64 << 10, 256 << 10
 # An answer takes this many times as long as a hand-over: up to 70 us of polling.
 _SPIN_FACTOR = 20
 _YIELDS = 10
 
 
-def board_bytes(size: int) -> int:
-    """Return the size of the segment in bytes."""
-    return rounded(size * LINE * 8) + size * MAILBOX + LOG
+def board_sizes(size: int) -> Sizes:
+    """Return the sizes of the memory of a board of `size` ranks: the pools are the mailboxes."""
+    return Sizes(size * LINE * 8, MAILBOX, LOG)
 
 
 class SharedBoard(Board):
     """The board of ranks of one host.
 
-    `pids`: the process ids of all ranks. `spins`: how often a hand-over polls before it yields the
-    core.
+    `memory`: see `board_sizes`. `pids`: the process ids of all ranks. `spins`: how often a
+    hand-over polls before it yields the core.
     """
 
-    def __init__(self, memory: memoryview, rank: int, pids: Sequence[int], spins: int) -> None:
+    def __init__(self, memory: HostMemory, rank: int, pids: Sequence[int], spins: int) -> None:
         super().__init__(rank, len(pids))
         size = self.size
-        self._memory = memory
-        self._numbers = numbers = memory[: size * LINE * 8].cast("q")
+        control, boxes, log = memory.control, memory.pools, memory.common
+        self._numbers = numbers = control[: size * LINE * 8].cast("q")
         self._line = rank * LINE
-        self._address = address_of(memory)
+        self._address = address_of(control)
         self._spins = spins * _SPIN_FACTOR
         self._posting = threading.Lock()
         self._poster = Ringer(numbers, self._address, rank + 1, 2 * size)
         self._driver = Ringer(numbers, self._address, size + rank + 1, 2 * size)
         self._fence, self._thread_fence = new_fence(), new_fence()
         self._seen = 0
-        start = rounded(size * LINE * 8)
-        boxes = [
-            memory[start + each * MAILBOX : start + (each + 1) * MAILBOX] for each in range(size)
-        ]
-        log = memory[start + size * MAILBOX :][:LOG]
         others = range(1, size)
         self._log_writer: RingWriter | None = None
         self._mail_readers: list[tuple[int, RingReader]] = []

@@ -1,6 +1,8 @@
 """Runs whose world changes while they run: the launcher's side of D14.
 
 ```
+host_poll           asks the discovery script for hosts, in a thread
+host_agents         the agents of the hosts: started when a worker needs one, ended with the host
 worker_table        the workers by number and ticket; their requests for a place
 elastic_run         the state of such a run, as the launcher's loop uses it, around a roster
 elastic_launcher    the loop: requests and exits to events, the roster's actions to messages

@@ -3,13 +3,15 @@
 ```
 worker  -- elastic/ask ------->  store  -- subscription -->  Standby, Ready  -->  roster
 agent   -- Exit, end of link ----------------------------->  WorkerExited, HostLost  --^
+script  -- host_poll ------------------------------------->  HostsFound  --------------^
 roster  -- Publish, Dismiss  -->  elastic/place/<ticket>/<n>
         -- EndGeneration     -->  elastic/end/<generation>
         -- StartWorker, KillWorker, ForwardSignal  -->  messages to agents
 ```
 
 A worker has a number, which counts all workers of the run, and a ticket. Its rank belongs to one
-generation: lines that it prints have the rank of its current place in front.
+generation: lines that it prints have the rank of its current place in front. A worker on a host
+without an agent waits until its agent was started (`host_agents`).
 """
 
 import json
@@ -18,14 +20,28 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from allstep import faults
+from allstep.errors import ConfigError
 from allstep.faults import launcher_records as fault_records
 from allstep.launch import cause
 from allstep.launch.elastic.elastic_run import ElasticRun
+from allstep.launch.elastic.host_agents import HostAgents
+from allstep.launch.elastic.host_poll import FoundHosts, HostPoll
 from allstep.launch.elastic.worker_table import ElasticWorker, WorkerTable
-from allstep.launch.host_connection import HostConnection
+from allstep.launch.host_connection import HostConnection, open_connections
+from allstep.launch.hosts.discovery import Discovery
 from allstep.launch.job import Job
 from allstep.launch.launcher import Launcher
-from allstep.launch.messages import Exit, KillOne, Signal, Start, WorkerOrder
+from allstep.launch.messages import (
+    Exit,
+    Hello,
+    KillOne,
+    Message,
+    Problem,
+    Signal,
+    Start,
+    Started,
+    WorkerOrder,
+)
 from allstep.launch.orders import Orders
 from allstep.launch.roster.actions import (
     Dismiss,
@@ -40,7 +56,7 @@ from allstep.launch.roster.actions import (
 )
 from allstep.launch.roster.elastic_policy import Policy
 from allstep.launch.roster.roster_events import Progress, StartFailed
-from allstep.launch.run_events import Exited, LeaveHost
+from allstep.launch.run_events import Exited, LeaveHost, Refused
 from allstep.launch.run_state import RESUBMIT, HostRanks
 from allstep.wire import keys
 from allstep.wire.subscription import Subscription
@@ -49,10 +65,18 @@ from allstep.world import World
 
 
 class ElasticLauncher(Launcher):
-    """One elastic run of a `job`. policy: how many workers it needs, and what follows a loss."""
+    """One elastic run of a `job`.
 
-    def __init__(self, job: Job, policy: Policy) -> None:
+    policy: how many workers it needs, and what follows a loss. discovery: the script that is asked
+    for hosts while the run lasts; the hosts of the job are those of its first poll. None (default):
+    they are fixed.
+    """
+
+    def __init__(self, job: Job, policy: Policy, discovery: Discovery | None = None) -> None:
         self.policy = policy
+        self._discovery = discovery
+        self._poll: HostPoll | None = None
+        self._printed_problems: dict[str, str] = {}
         self.workers = WorkerTable()
         self._asks: Subscription | None = None
         self._progress: dict[str, bytes] = {}
@@ -64,13 +88,67 @@ class ElasticLauncher(Launcher):
 
     def watch(self, connections: Sequence[HostConnection]) -> None:
         """Use these connections as the hosts of the run."""
-        self.connections = connections
+        here = frozenset(each.label for each in connections if not each.remote)
+        found = FoundHosts(tuple(self.job.hosts), here)
+        if self._discovery is not None:
+            found = FoundHosts.of(self.job.hosts)
+        self.agents = HostAgents(found, connections, self.job.ssh, self.selector)
+        self.connections = self.agents.connections
         for connection in connections:
             connection.ranks = []
         hosts = [HostRanks(each.label, [], each.remote) for each in connections]
-        self.run_state = ElasticRun(hosts, self.policy, self.limits.lost)
+        finds_hosts = self._discovery is not None
+        self.run_state = ElasticRun(hosts, self.policy, self.limits.lost, finds_hosts=finds_hosts)
         self.run_state.may_act = self._may_act
         self.state = self.run_state
+
+    def _open_connections(self) -> Sequence[HostConnection]:
+        """Start an agent on every host of a fixed list; on found hosts when a worker needs one."""
+        found = self._discovery is not None
+        return [] if found else open_connections(self.job.hosts, self.job.ssh)
+
+    def _bind_address(self) -> str:
+        # Hosts that are found later may be other machines.
+        return super()._bind_address() if self._discovery is None else ""
+
+    # Hosts.
+
+    def _on_hosts(self) -> None:
+        """Offer the hosts that the script has listed; warn if it has failed."""
+        assert self._poll is not None
+        found = self._poll.take()
+        if isinstance(found, str):
+            self.output.notify(f"allstep run: warning: {found}; the last list of hosts counts")
+            return
+        self.output.notify(f"allstep run: hosts: {self.agents.list_hosts(found)}")
+        self.run_state.offer(self.agents.slots, self._moment())
+
+    def _agent_on(self, label: str) -> HostConnection:
+        """Return the connection to the agent of a host; start it if there is none."""
+        if (living := self.agents.living(label)) is not None:
+            return living
+        number, connection = self.agents.open(label, self._moment())
+        host = HostRanks(connection.label, [], connection.remote)
+        self.run_state.add_host(host, self._moment())
+        self._listen_to(number, connection)
+        return connection
+
+    def _leave(self, connection: HostConnection, *, lost: bool) -> None:
+        super()._leave(connection, lost=lost)
+        self.agents.close(connection)
+
+    def _print_problem(self, host: str, text: str) -> None:
+        """Print why workers cannot be started on a host, once until another reason occurs."""
+        if self._printed_problems.get(host) != text:
+            self._printed_problems[host] = text
+            self.output.notify(f"allstep run: no worker can start on {host}: {text}")
+
+    def _end_agents(self) -> None:
+        if self._poll is not None:
+            self.selector.unregister(self._poll)
+            self._poll.close()
+        self.agents.close_ended()
+        super()._end_agents()
 
     # Workers.
 
@@ -79,9 +157,11 @@ class ElasticLauncher(Launcher):
         assert self.store is not None
         self._asks = self.store.subscribe(keys.ASKS)
         self.selector.register(self._asks, selectors.EVENT_READ, self._on_asks)
-        slots = [(host.label, host.slots) for host in self.job.hosts]
         self.run_state.start()
-        self.run_state.offer(slots, self._moment())
+        self.run_state.offer(self.agents.slots, self._moment())
+        if self._discovery is not None:
+            self._poll = HostPoll(self._discovery, self.agents.found)
+            self.selector.register(self._poll, selectors.EVENT_READ, self._on_hosts)
         self._decide()
 
     def _on_asks(self) -> None:
@@ -97,7 +177,11 @@ class ElasticLauncher(Launcher):
 
     def _decide(self) -> None:
         self._read_progress()
+        for number in self.agents.late(self._moment(), self.limits.start):
+            late = [self.connections[number]]
+            self.run_state.take(Refused(self._moment(), number, self._late_text(late)))
         super()._decide()
+        self.agents.release_unlisted({worker.host for worker in self.workers.living()})
 
     def _read_progress(self) -> None:
         """Pass on what the workers have written about their steps since the last time."""
@@ -109,11 +193,26 @@ class ElasticLauncher(Launcher):
                 if (found := self.workers.progress(value)) is not None:
                     self.run_state.report(Progress(self._moment(), worker.number, *found))
 
+    def _take(self, host: int, connection: HostConnection, message: Message) -> None:
+        if isinstance(message, Problem) and self.run_state.may_go_without_a_host:
+            for worker in self.workers.living_on(connection.label):
+                if not worker.has_started:
+                    self._cannot_start(worker, message.text)
+            return
+        super()._take(host, connection, message)
+        if isinstance(message, Hello):
+            self._printed_problems.pop(connection.label, None)
+            for worker in self.workers.living_on(connection.label):
+                self._send_order(connection, worker)
+        elif isinstance(message, Started):
+            self.workers[message.rank].has_started = True
+
     def _exited(self, now: float, message: Exit) -> Exited:
         """Return the event of an exit; the ticket of the worker is not valid any more."""
         assert self.store is not None
         worker = self.workers.end(message.rank)
-        self._connection_of(worker).groups.pop(message.rank, None)
+        for connection in self.connections:
+            connection.groups.pop(message.rank, None)
         record = None
         if message.code and worker.rank is not None:
             record = self.store.peek(keys.failure_of(worker.rank))
@@ -136,8 +235,7 @@ class ElasticLauncher(Launcher):
                 case StartWorker():
                     self._start_worker(decision)
                 case KillWorker():
-                    connection = self._connection_of(self.workers[decision.worker])
-                    connection.link.send(KillOne(decision.worker))
+                    self._kill_worker(self.workers[decision.worker])
                 case Publish():
                     self._publish(decision.plan)
                 case EndGeneration():
@@ -152,7 +250,10 @@ class ElasticLauncher(Launcher):
                 case ForwardSignal():
                     self._send(Signal(decision.number))
                 case LeaveHost():
-                    self.workers.end_host(self.connections[decision.host].label)
+                    connection = self.connections[decision.host]
+                    self.workers.end_host(connection.label)
+                    if connection.hello is None:
+                        self._print_problem(connection.label, decision.why)
                     super()._carry_out([decision])
                 case _:
                     super()._carry_out([decision])
@@ -162,32 +263,55 @@ class ElasticLauncher(Launcher):
         if self.store is None or not any(each.label == host for each in self._remotes()):
             return False
         return any(
-            each.host == host and self.store.is_connected(keys.worker_of(each.ticket))
-            for each in self.workers.living()
+            self.store.is_connected(keys.worker_of(each.ticket))
+            for each in self.workers.living_on(host)
         )
 
-    def _connection_of(self, worker: ElasticWorker) -> HostConnection:
-        return next(each for each in self.connections if each.label == worker.host)
-
     def _start_worker(self, action: StartWorker) -> None:
-        worker = self.workers.add(action.worker, action.host)
-        connection = self._connection_of(worker)
-        if connection.over:
-            self.workers.end(worker.number)
-            why = f"the connection to {worker.host} has ended"
-            self.run_state.report(StartFailed(self._moment(), worker.number, why))
+        worker = self.workers.add(action.worker, action.host, action.slot)
+        try:
+            connection = self._agent_on(action.host)
+        except (ConfigError, OSError) as error:
+            self._cannot_start(worker, str(error))
             return
         assert isinstance(connection.ranks, list)
         connection.ranks.append(worker.number)
-        connection.link.send(self._order(connection, worker, action.slot))
+        if connection.hello is not None:
+            self._send_order(connection, worker)
 
-    def _order(self, connection: HostConnection, worker: ElasticWorker, slot: int) -> Start:
-        """Return the message that starts one worker."""
+    def _cannot_start(self, worker: ElasticWorker, why: str) -> None:
+        self.workers.end(worker.number)
+        self._print_problem(worker.host, why)
+        self.run_state.report(StartFailed(self._moment(), worker.number, why))
+
+    def _kill_worker(self, worker: ElasticWorker) -> None:
+        connection = self.agents.living(worker.host)
+        if worker.is_ordered and connection is not None:
+            connection.link.send(KillOne(worker.number))
+        else:
+            # It has no process, and will have none.
+            self.workers.end(worker.number)
+            why = "its agent was not ready in time"
+            self.run_state.report(StartFailed(self._moment(), worker.number, why))
+
+    def _send_order(self, connection: HostConnection, worker: ElasticWorker) -> None:
+        """Send the order to start a worker to its agent, once."""
+        if worker.is_ordered:
+            return
+        try:
+            connection.link.send(self._order(connection, worker))
+            worker.is_ordered = True
+        except ConfigError as error:
+            self._cannot_start(worker, str(error))
+
+    def _order(self, connection: HostConnection, worker: ElasticWorker) -> Start:
+        """Return the message that starts one worker; ConfigError without an address of a host."""
         assert self.store is not None
-        orders = Orders(self.job, [], self.connections, self.token, self.store.port, self.limits)
+        usable = [each for each in self.connections if each.hello is not None and not each.over]
+        orders = Orders(self.job, [], usable, self.token, self.store.port, self.limits)
         # Until it has a place: scripts may read these variables before they call init().
         size = self.policy.num_workers
-        place = min(worker.number, size - 1), size, slot, connection.host.slots, 0, 1
+        place = min(worker.number, size - 1), size, worker.slot, connection.host.slots, 0, 1
         world = World(*place, connection.label, "allstep")
         env = {
             **world.to_env(),
@@ -200,7 +324,7 @@ class ElasticLauncher(Launcher):
         if left := self._faults_left():
             env[faults.VARIABLE] = left
         started = [WorkerOrder(worker.number, env)]
-        return orders.order(connection, orders.addresses(), started, leaves_nothing=True)
+        return orders.order(connection, orders.addresses(), started, is_elastic=True)
 
     def _publish(self, plan: Plan) -> None:
         """Send each member its place, and forget the keys of the generation before."""

@@ -40,10 +40,21 @@ _PAUSE_SECONDS = 2.0
 
 
 class ElasticRun:
-    """The state of one elastic run. hosts: in the order of their numbers; lost: as for RunState."""
+    """The state of one elastic run. hosts: in the order of their numbers; lost: as for RunState.
 
-    def __init__(self, hosts: Sequence[HostRanks], policy: Policy, lost: float) -> None:
+    finds_hosts: hosts may come later, so a host that cannot be used does not end the run.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[HostRanks],
+        policy: Policy,
+        lost: float,
+        *,
+        finds_hosts: bool = False,
+    ) -> None:
         self.hosts = list(hosts)
+        self._finds_hosts = finds_hosts
         self.roster = Roster(policy)
         self.problem: str | None = None
         self.greeted: set[int] = set()
@@ -60,6 +71,11 @@ class ElasticRun:
         self._conclusion: Conclusion | None = None
 
     # Events.
+
+    def add_host(self, host: HostRanks, now: float) -> None:
+        """Add a host whose agent was started, with the next number."""
+        self.hosts.append(host)
+        self._alive.append(now)
 
     def note_alive(self, host: int, now: float) -> None:
         """Record a sign of life of a host at time `now`."""
@@ -82,6 +98,8 @@ class ElasticRun:
                 self.roster.take(_exit_of(event))
             case LinkEnded():
                 self._link_ended(event)
+            case Refused() if self.may_go_without_a_host:
+                self._lose(event.host, event.text, event.at)
             case Refused():
                 self._end_with(event.text)
             case StoreEnded():
@@ -96,13 +114,23 @@ class ElasticRun:
     def _link_ended(self, event: LinkEnded) -> None:
         if event.host in self.over:
             return
-        if event.host not in self.greeted:
+        if event.host not in self.greeted and not self.may_go_without_a_host:
             self._end_with(event.why)
         self._ended_links[event.host] = event.why
 
+    @property
+    def may_go_without_a_host(self) -> bool:
+        """Return whether a host that cannot be used does not end the run.
+
+        That is so once there is a world, and if others may be found.
+        """
+        return self.started and (self._finds_hosts or self.roster.plan is not None)
+
     def _lose(self, host: int, why: str, now: float) -> None:
+        if host in self.over:
+            return
         self.over.add(host)
-        self._decisions.append(LeaveHost(host, lost=True))
+        self._decisions.append(LeaveHost(host, lost=True, why=why))
         self.roster.take(HostLost(now, self.hosts[host].label, why))
 
     def _end_with(self, problem: str) -> None:

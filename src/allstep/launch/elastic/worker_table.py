@@ -19,15 +19,20 @@ _ASKED = ("card", "generation", "updates")
 
 @dataclass
 class ElasticWorker:
-    """A worker that the launcher has started.
+    """A worker that the launcher has started, or will start when the agent of its host is ready.
 
-    number: the roster's. rank, generation: its current or last place, None before the first.
-    num_answered: how many of its requests for a place were answered. card: from its last request.
+    number: the roster's. slot: its number among the slots of its host. is_ordered: the message to
+    start it was sent to the agent. has_started: it has a process. rank, generation: its current or
+    last place, None before the first. num_answered: how many of its requests for a place were
+    answered. card: from its last request.
     """
 
     number: int
     ticket: str
     host: str
+    slot: int
+    is_ordered: bool = False
+    has_started: bool = False
     rank: int | None = None
     generation: int | None = None
     num_answered: int = 0
@@ -48,9 +53,9 @@ class WorkerTable:
         # By the public name of the ticket, which is the number.
         self._living: dict[str, ElasticWorker] = {}
 
-    def add(self, number: int, host: str) -> ElasticWorker:
+    def add(self, number: int, host: str, slot: int) -> ElasticWorker:
         """Return a new worker with a ticket of its own."""
-        worker = ElasticWorker(number, self.tickets.issue(str(number)), host)
+        worker = ElasticWorker(number, self.tickets.issue(str(number)), host, slot)
         self._by_number[number] = self._living[worker_of(worker.ticket)] = worker
         return worker
 
@@ -61,6 +66,10 @@ class WorkerTable:
         """Yield the workers that have not ended."""
         yield from self._living.values()
 
+    def living_on(self, host: str) -> list[ElasticWorker]:
+        """Return the workers of a host that have not ended."""
+        return [worker for worker in self.living() if worker.host == host]
+
     def end(self, number: int) -> ElasticWorker:
         """Revoke the ticket of a worker that has ended, and return it; its connections close."""
         worker = self._by_number[number]
@@ -70,7 +79,7 @@ class WorkerTable:
 
     def end_host(self, host: str) -> None:
         """Revoke the tickets of all workers of a host."""
-        for worker in [each for each in self._living.values() if each.host == host]:
+        for worker in self.living_on(host):
             self.end(worker.number)
 
     def shown(self, number: int) -> int:

@@ -60,15 +60,16 @@ def _resolve(name: str) -> set[str]:
 
 
 def interface_variable(
-    name: str, iface: str | None, peers: Sequence[str], env: Mapping[str, str]
+    name: str, iface: str | None, peers: Sequence[str] | None, env: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the variable that sets the interface of Gloo or NCCL; empty to leave it unset.
 
-    The interface is that of `--iface`, else the one that routes to the other hosts, `peers`.
+    The interface is that of `--iface`, else the one that routes to the other hosts, `peers`; None
+    if these change.
     """
     if iface:
         return {name: iface}
-    if name in env:
+    if name in env or peers is None:
         return {}
     if not peers:
         return {name: "lo"} if name.startswith("GLOO") else {}

@@ -2,7 +2,8 @@
 
 The script is a shell command of the user. It prints `host` or `host:slots`, one per line, and
 exits. It may take 60 s and print 1 MB; beyond either limit it is killed with its children. The
-first 64 KB of its standard error are kept for the error message.
+first 64 KB of its standard error are kept for the error message. A fixed run calls it once; an
+elastic run polls it (`launch.elastic.host_poll`).
 """
 
 import contextlib
@@ -11,9 +12,12 @@ import selectors
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from allstep.errors import ConfigError
-from allstep.launch.hosts.host_list import Host, parse_hosts
+from allstep.errors import ConfigError, cut
+from allstep.launch.hosts.host_list import Host, parse_host
+from allstep.limits import read_seconds
 from allstep.process.liveness import Life
 from allstep.process.pipe import chunks_now
 
@@ -22,40 +26,89 @@ _MAX_OUTPUT = 1 << 20
 _KEPT_ERRORS = 1 << 16
 
 
-def discover(script: str, slots_per_host: int) -> list[Host]:
-    """Run `script`, a shell command, and return the hosts that it prints.
+class Stopped(Exception):
+    """The caller does not need the hosts any more; the script was killed."""
 
-    slots_per_host: slots of a host that the script prints without a number. Raises ConfigError if
-    the script fails, prints no host, or exceeds its limits.
+
+@dataclass(frozen=True)
+class Discovery:
+    """A discovery script. script: a shell command. seconds: time between two polls.
+
+    slots_per_host: slots of a host that the script prints without a number.
     """
-    source = f"--host-discovery-script {script}"
-    code, out, err = _run(script, source)
-    try:
-        names = out.decode().split()
-    except UnicodeDecodeError:
+
+    script: str
+    slots_per_host: int = 1
+    seconds: float = 1.0
+
+    @classmethod
+    def given(cls, script: str, slots_per_host: int, env: Mapping[str, str]) -> "Discovery":
+        """Return the discovery of a run; ConfigError for a bad ALLSTEP_DISCOVERY_SECONDS."""
+        return cls(script, slots_per_host, read_seconds(env, ("ALLSTEP_DISCOVERY_SECONDS",), 1.0))
+
+    def poll(self, stop: int | None = None) -> list[Host]:
+        """Run the script and return the hosts that it prints, possibly none.
+
+        stop: a descriptor; once it is readable, the script is killed and Stopped is raised. Raises
+        ConfigError if the script fails, prints an invalid line, or exceeds its limits.
+        """
+        source = f"--host-discovery-script {self.script}"
+        code, out, err = _run(self.script, source, stop)
+        if code:
+            line = err.decode(errors="replace").partition("\n")[0]
+            raise ConfigError(f"{source} failed: exit code {code}, standard error {cut(line)!r}")
+        try:
+            lines = out.decode().split("\n")
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"{source} printed bytes that are not UTF-8; expected one host per line"
+            ) from None
+        return _hosts(lines, source, self.slots_per_host)
+
+
+def discover(script: str, slots_per_host: int) -> list[Host]:
+    """Run `script`, a shell command, and return the hosts that it prints; ConfigError without one.
+
+    slots_per_host: slots of a host that the script prints without a number.
+    """
+    if not (hosts := Discovery(script, slots_per_host).poll()):
         raise ConfigError(
-            f"{source} printed bytes that are not UTF-8; expected one host per line"
-        ) from None
-    if code or not names:
-        line = err.decode(errors="replace").partition("\n")[0]
-        raise ConfigError(f"{source} named no host: exit code {code}, standard error {line!r}")
-    text = ",".join(name if ":" in name else f"{name}:{slots_per_host}" for name in names)
-    return parse_hosts(text, source)
+            f"--host-discovery-script {script} named no host; expected one per line: h1:2"
+        )
+    return hosts
 
 
-def _run(script: str, source: str) -> tuple[int, bytes, bytes]:
+def _hosts(lines: list[str], source: str, slots_per_host: int) -> list[Host]:
+    """Return the hosts of the lines, without repetitions; ConfigError for an invalid line."""
+    found: dict[str, Host] = {}
+    for line in filter(None, map(str.strip, lines)):
+        host = parse_host(line, source, slots_per_host)
+        before = found.setdefault(host.label, host)
+        if before.slots != host.slots:
+            raise ConfigError(
+                f"{source} printed {host.label} with {before.slots} and with {host.slots} slots;"
+                " expected one line per host"
+            )
+    return list(found.values())
+
+
+def _run(script: str, source: str, stop: int | None) -> tuple[int, bytes, bytes]:
     """Run the script; return exit status, standard output and the start of standard error."""
     end = time.monotonic() + _SECONDS
     # A session of its own, so that the processes it starts can be killed with it.
     process = subprocess.Popen(
-        script, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        script,
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdout and process.stderr
     try:
         with process.stdout, process.stderr:
-            out, err = _read(
-                process.pid, process.stdout.fileno(), process.stderr.fileno(), end, source
-            )
+            pipes = process.stdout.fileno(), process.stderr.fileno()
+            out, err = _read(process.pid, *pipes, end, source, stop)
         return process.wait(max(0.0, end - time.monotonic())), out, err
     except (TimeoutError, subprocess.TimeoutExpired):
         raise ConfigError(f"{source} did not end within {_SECONDS:.0f} s") from None
@@ -66,7 +119,9 @@ def _run(script: str, source: str) -> tuple[int, bytes, bytes]:
             process.wait()
 
 
-def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes, bytes]:
+def _read(
+    pid: int, out: int, err: int, end: float, source: str, stop: int | None
+) -> tuple[bytes, bytes]:
     """Read both pipes until the process has ended; TimeoutError at the time `end`.
 
     The end of the pipes does not count: a process that the script left behind may hold them open.
@@ -75,6 +130,8 @@ def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes,
     life = Life(pid)
     with selectors.DefaultSelector() as selector:
         selector.register(life, selectors.EVENT_READ)
+        if stop is not None:
+            selector.register(stop, selectors.EVENT_READ)
         for fd in found:
             os.set_blocking(fd, False)
             selector.register(fd, selectors.EVENT_READ)
@@ -83,6 +140,8 @@ def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes,
             if (left := end - time.monotonic()) <= 0:
                 raise TimeoutError
             ready = {key.fileobj for key, _ in selector.select(left)}
+            if stop in ready:
+                raise Stopped
             # Checked before the last read: all output of the script itself is in the pipes by now.
             has_ended = life in ready
             for fd in [

@@ -65,7 +65,7 @@ def parse_hosts(text: str, source: str | None = None) -> list[Host]:
     source: origin of the text, for errors (default: `-H` and the text). Raises ConfigError.
     """
     where = source or f"-H {_shortened(text)}"
-    return _distinct([_parse_host(item, where) for item in text.split(",")], where)
+    return _distinct([parse_host(item, where) for item in text.split(",")], where)
 
 
 def read_hostfile(path: Path) -> list[Host]:
@@ -103,7 +103,7 @@ def _text(line: bytes, where: str) -> str:
 
 def _parse_line(fields: list[str], where: str) -> Host:
     """Return the host of a line of a hostfile, split at its blanks."""
-    host = _parse_host(fields[0], where)
+    host = parse_host(fields[0], where)
     for field in fields[1:]:
         key, _, value = field.partition("=")
         if key not in ("slots", "max_slots", "max-slots") or not re.fullmatch("[0-9]+", value):
@@ -116,7 +116,8 @@ def _parse_line(fields: list[str], where: str) -> Host:
     return host
 
 
-def _parse_host(item: str, where: str) -> Host:
+def parse_host(item: str, where: str, default_slots: int = 1) -> Host:
+    """Return the host in a text such as `h1:2`; ConfigError, which begins with `where`."""
     match = _HOST.fullmatch(item.strip())
     if match is None:
         raise ConfigError(
@@ -128,7 +129,7 @@ def _parse_host(item: str, where: str) -> Host:
     _check_name(name, where)
     if match["name"]:
         _check_labels(name.rpartition("@")[2], where)
-    return Host(name, _number(match["slots"] or "1", where))
+    return Host(name, _number(match["slots"] or str(default_slots), where))
 
 
 def _number(digits: str, where: str) -> int:

@@ -11,6 +11,9 @@ from allstep.launch.run_state import RESUBMIT
 
 _PREFIX = "allstep run: "
 
+HOROVODS_TEXT = f"{_PREFIX}one or more processes exited with non-zero status"
+"""The last line under horovodrun, for which scripts search."""
+
 
 def failed(failures: Sequence[Failure], size: int, num_stopped: int) -> Conclusion:
     """Return the end of a run by the failures of a generation of `size` members."""

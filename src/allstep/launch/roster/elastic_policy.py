@@ -8,6 +8,7 @@ _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
 # A member gets this time and that of its last step to obey the end of its generation.
 _GRACE = 2.0
+_START_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Policy:
     num_workers: workers that form generation 0. min_workers: smallest number to continue with.
     max_workers: largest number, None for no limit. max_failures: failures of a slot without a
     finished step in between after which it is given up. elastic_timeout: longest wait for workers,
-    at the start and after the end of a generation. reset_limit: how many plans may follow the
+    at the start and after the end of a generation; `start_timeout` applies to workers that have
+    been started. reset_limit: how many plans may follow the
     first, None for no limit.
 
     Horovod's rules: blacklist: a failing worker excludes its whole host. cooldown_range: shortest
@@ -70,6 +72,14 @@ class Policy:
             )
         if self.reset_limit is not None and self.reset_limit < 0:
             raise ValueError(f"a reset limit of {self.reset_limit}: expected 0 or more")
+
+    @property
+    def start_timeout(self) -> float:
+        """Return the longest wait for the first workers, if enough of them have been started.
+
+        They import and read data first, which takes longer than a user wants to wait for hosts.
+        """
+        return max(self.elastic_timeout, _START_SECONDS)
 
     def room_for(self, num_workers: int) -> float:
         """Return how many workers may join `num_workers`: infinity without a maximum."""

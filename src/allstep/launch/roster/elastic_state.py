@@ -160,12 +160,17 @@ class ElasticState:
         if self.stage in WORKING and self.doomed_at is None:
             self.doomed_at = at
 
-    def exclude(self, worker: LivingWorker, at: float) -> None:
-        """Leave the slot of a failed worker empty for a while; under `blacklist` its whole host."""
+    def exclude(self, worker: LivingWorker, at: float, *, did_not_start: bool = False) -> None:
+        """Leave the slot of a failed worker empty for a while; under `blacklist` its whole host.
+
+        did_not_start: its host could not start it, which is not a failure of the worker.
+        """
         if self.stage not in WORKING:
             return
         if not self.policy.blacklist:
-            self.slots.fail(worker.place, at)
+            # A host that is away, or not ready yet, may return after hours.
+            counts = self.plan is None or not did_not_start
+            self.slots.fail(worker.place, at, counts=counts)
         elif self.is_offered(worker, at):
             self.slots.blacklist(worker.host, at)
             for other in self.workers.on(worker.host):

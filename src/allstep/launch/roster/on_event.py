@@ -11,7 +11,8 @@ event                change
                      generation ends
 `WorkerExited`       see `_exited`
 `StartFailed`        the slot stays empty for a while
-`HostLost`           as if all workers of the host had died at once
+`HostLost`           as if all workers of the host had died at once; those that had not started yet
+                     as if each could not be started
 ===================  ===========================================================================
 
 Events about workers that have ended, and those of an earlier generation, change nothing.
@@ -171,8 +172,16 @@ def _start_failed(state: ElasticState, event: StartFailed) -> None:
         return
     state.workers.remove(event.worker)
     if not worker.is_excused and state.stopping is None:
-        failed = WorkerExited(event.at, event.worker, 1, (event.why,))
-        _lose_before_joining(state, worker, failed)
+        _fail_to_start(state, worker, event)
+
+
+def _fail_to_start(
+    state: ElasticState, worker: LivingWorker, event: StartFailed | HostLost
+) -> None:
+    if state.is_offered(worker, event.at):
+        failure = Failure(worker.number, worker.host, 1, event.at, lost=event.why)
+        state.losses.before_joining.append(Loss(worker.number, failure))
+        state.exclude(worker, event.at, did_not_start=True)
 
 
 def _host_lost(state: ElasticState, event: HostLost) -> None:
@@ -184,7 +193,10 @@ def _host_lost(state: ElasticState, event: HostLost) -> None:
         state.stopping.codes += [1 for each in lost if not each.is_excused]
         return
     for worker in failed:
-        state.exclude(worker, event.at)
+        if worker.phase is Phase.STARTING:
+            _fail_to_start(state, worker, event)
+        else:
+            state.exclude(worker, event.at)
     if any(each.phase in IN_PLAN for each in lost):
         state.end_generation(event.at, f"lost host {event.host}: {event.why}")
     _add_lost_ranks(state, [each for each in failed if each.phase in IN_PLAN], event)

@@ -26,6 +26,7 @@ from allstep.launch.roster.elastic_state import (
 from allstep.launch.roster.living_workers import LivingWorker, Phase
 from allstep.launch.roster.stopping import STOP_SECONDS, Stopping
 from allstep.launch.run_events import Conclusion
+from allstep.launch.run_state import RESUBMIT
 
 # Waits for the cause of an error of the program, as in `run_state`.
 _SETTLE_SECONDS = 0.25
@@ -68,6 +69,8 @@ def timers(state: ElasticState, now: float) -> Iterator[float]:
 def _forming_timers(state: ElasticState) -> Iterator[float]:
     if state.stage is not Stage.RUNNING:
         yield state.since + state.policy.elastic_timeout
+    if state.stage is Stage.STARTING:
+        yield state.since + state.policy.start_timeout
     if state.stage in FORMING:
         yield from (_answer_by(state, each) for each in state.workers.having(Phase.MEMBER))
     if state.stage is Stage.CHANGING:
@@ -126,10 +129,18 @@ def _form_first(state: ElasticState, now: float) -> None:
     if len(candidates.standby) >= policy.num_workers:
         plan = form_plan.first_plan(candidates.standby, policy, candidates.hosts)
         _publish(state, plan, now)
-    elif is_hopeless or now >= state.since + policy.elastic_timeout:
+    elif is_hopeless or now >= state.since + _first_timeout(state):
         num_standby = len(candidates.standby)
         end = conclusions.not_enough(policy, num_standby, expected, state.losses)
-        _fail(state, _with_rule(state, end), now)
+        _fail(state, _as_horovodrun(state, end), now)
+
+
+def _first_timeout(state: ElasticState) -> float:
+    """Return how long to wait for generation 0."""
+    num_coming = sum(not worker.is_killed for worker in state.workers.having(*WAITING))
+    policy = state.policy
+    is_enough = num_coming >= policy.num_workers
+    return policy.start_timeout if is_enough else policy.elastic_timeout
 
 
 def _form_next(state: ElasticState, now: float) -> None:
@@ -140,7 +151,12 @@ def _form_next(state: ElasticState, now: float) -> None:
         if not candidates.holders:
             size = len(state.plan.members)
             end = conclusions.no_state_left(state.losses, size, state.generation, state.left_with)
-            _fail(state, _with_rule(state, end), now)
+            _fail(state, _as_horovodrun(state, end), now)
+            return
+        limit = state.policy.reset_limit
+        # Each plan after the first is a reset.
+        if limit is not None and state.generation >= limit:
+            _fail(state, conclusions.reset_limit(limit), now)
             return
         selection = form_plan.select(candidates, state.policy)
         if selection is not None and not _awaits_announced(state, now):
@@ -167,14 +183,9 @@ def _publish_next(
     selection: form_plan.Selection,
     now: float,
 ) -> None:
-    limit, generation = state.policy.reset_limit, state.generation + 1
-    # Each plan after the first is a reset.
-    if limit is not None and generation > limit:
-        _fail(state, conclusions.reset_limit(limit), now)
-        return
     leaving = [worker for worker in candidates.ready if worker not in selection.stay]
     reason = state.reason or f"{len(selection.join)} workers join, {len(leaving)} leave"
-    plan = form_plan.next_plan(selection, candidates, generation, reason)
+    plan = form_plan.next_plan(selection, candidates, state.generation + 1, reason)
     for worker in leaving:
         state.dismiss(worker, now)
     _publish(state, plan, now)
@@ -250,9 +261,9 @@ def _finish(state: ElasticState, now: float) -> None:
         for worker in state.workers.having(Phase.STARTING):
             state.dismiss(worker, now)
     if not state.workers:
-        state.finish(state.verdict() or Conclusion(0))
+        state.finish(_as_horovodrun(state, state.verdict() or Conclusion(0)))
     elif state.has_ended and now >= state.since + state.policy.elastic_timeout:
-        _fail(state, state.verdict() or Conclusion(1), now)
+        _fail(state, _as_horovodrun(state, state.verdict() or Conclusion(1)), now)
 
 
 def _settle_seconds(state: ElasticState) -> float:
@@ -265,15 +276,19 @@ def _settle_seconds(state: ElasticState) -> float:
 def _settle(state: ElasticState, now: float) -> None:
     assert state.doomed_at is not None
     if now >= state.doomed_at + _settle_seconds(state):
-        _fail(state, state.verdict() or Conclusion(1), now)
+        _fail(state, _as_horovodrun(state, state.verdict() or Conclusion(1)), now)
 
 
-def _with_rule(state: ElasticState, end: Conclusion) -> Conclusion:
-    """Add the warning about Horovod's rule, if it has ended a run on one host."""
-    hosts = state.slots.hosts
-    if not state.policy.blacklist or len(hosts) != 1 or not state.slots.is_blacklisted(hosts[0]):
+def _as_horovodrun(state: ElasticState, end: Conclusion) -> Conclusion:
+    """Add what horovodrun prints, if a failure ends the run: its text, and its rule on one host."""
+    if not state.policy.blacklist or not end.code:
         return end
-    return Conclusion(end.code, f"{end.text}\n{conclusions.blacklist_rule(hosts[0])}")
+    lines, hosts = [end.text], state.slots.hosts
+    if len(hosts) == 1 and state.slots.is_blacklisted(hosts[0]):
+        lines.append(conclusions.blacklist_rule(hosts[0]))
+    if state.losses.of_members or state.losses.before_joining:
+        lines.append(conclusions.HOROVODS_TEXT)
+    return Conclusion(end.code, "\n".join(lines))
 
 
 def _fail(state: ElasticState, conclusion: Conclusion, now: float) -> None:
@@ -290,6 +305,7 @@ def _save(state: ElasticState, now: float) -> None:
     text = conclusions.below_minimum(state.policy, num_left)
     if stuck:
         text = conclusions.will_not_end(state.policy, state.name_of(stuck[0]))
+    text = _as_horovodrun(state, Conclusion(RESUBMIT, text)).text
     state.stop(Stopping(now + state.policy.grace, None, text))
     state.release_waiting(now)
 

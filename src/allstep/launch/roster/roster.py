@@ -25,8 +25,8 @@ next plan waits for its exit.
 ==========  ======================================================================================
 stage       longest wait
 ==========  ======================================================================================
-STARTING    `elastic_timeout` since the start; ends at once if slots are given up and the others
-            are too few
+STARTING    `elastic_timeout` since the start, at least 600 s if enough workers were started; ends
+            at once if slots are given up and the others are too few
 RUNNING     none: the world works
 CHANGING    the grace time of each member since the first one has left, then ENDED; also
             `join_timeout` for workers that were announced early

@@ -4,8 +4,8 @@ A slot is capacity for one worker on a host. Hosts keep the order in which they 
 A slot is *offered* while its host lists it and is neither leaving nor blacklisted; it is *usable*
 while it is offered and has not been given up. The slot of a dead worker stays empty for a while
 that doubles with each failure (`Policy.delay_after`); a finished step in the slot clears its
-failures. A host that was withdrawn and is listed again starts without failures, but remains
-blacklisted.
+failures. A host that cannot start a worker once there was a world is tried again and again. A host
+that was withdrawn and is listed again starts without failures, but remains blacklisted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,8 @@ Place = tuple[str, int]
 @dataclass
 class _Slot:
     failures: int = 0
+    # Starts in a row that failed because of the host, which never give the slot up.
+    failed_starts: int = 0
     free_at: float = 0.0
 
 
@@ -62,15 +64,17 @@ class Slots:
         found.blacklisted_until = now + self._policy.cooldown_of(host, found.times_blacklisted)
         found.slots.clear()
 
-    def fail(self, place: Place, now: float) -> None:
-        """Record that the worker of a slot died."""
+    def fail(self, place: Place, now: float, *, counts: bool = True) -> None:
+        """Record that the worker of a slot died. counts: too often gives the slot up."""
         slot = self._slot(place)
-        slot.failures += 1
-        slot.free_at = now + self._policy.delay_after(slot.failures)
+        slot.failures += counts
+        slot.failed_starts += not counts
+        slot.free_at = now + self._policy.delay_after(slot.failures + slot.failed_starts)
 
     def clear_failures(self, place: Place) -> None:
         """Record that the worker of a slot finished a step."""
-        self._slot(place).failures = 0
+        slot = self._slot(place)
+        slot.failures = slot.failed_starts = 0
 
     def offers(self, place: Place, now: float) -> bool:
         """Return whether a worker may stay in a slot."""

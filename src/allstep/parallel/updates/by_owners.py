@@ -62,7 +62,7 @@ class ByOwners:
             each = optimizer._replicas
             owners = Owners(
                 each.group(),
-                f"{each.key}/shared",
+                f"{each.key()}/shared",
                 each.named,
                 each.rule,
                 self._whole,

@@ -132,13 +132,20 @@ def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[ResolvedConfi
     """
     notes: list[str] = []
     config = _fixed_batch(config, max(workers), notes)
-    changed = {"precision": "float64", "overfit": None, "noise_scale": False}
+    changed = {
+        "precision": "float64",
+        "overfit": None,
+        "noise_scale": False,
+        "shares": "even",
+    }
     if config.execution in ("auto", "compiled"):
         changed["execution"] = "channels-last"
     model, data = config.model, config.data
     if model.norm in ("batch", "ghost"):
         notes.append(_norm_note(model))
         model = model.model_copy(update={"norm": "sync"})
+    if config.shares != "even":
+        notes.append(f"shares={config.shares}: verified with even shares, which agree")
     if data.mix != "none":
         own = "each worker mixes its own samples with each other"
         notes.append(f"data.mix={data.mix}: {own}; verified without")

@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 
 from allstep.data import NAMED
 from allstep.data.augment.parse import check_mix, spelled
+from allstep.data.order import check_weights, lengths
 from allstep.errors import ConfigError
 from allstep.models.by_name import check_name, check_options
+from allstep.train.config.initial_weights import initial_weights
 from allstep.train.config.num_workers import count_gpus
+from allstep.train.config.number_types import Shares
 from allstep.train.config.read_config import warmup_that_fits
 from allstep.train.config.recipes import RECIPES, SMALLEST
 from allstep.train.config.run_config import NEUTRAL, ResolvedConfig, RunConfig
@@ -37,9 +40,10 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
     resolved = config.resolved(num_workers or 1)
     for check_resolved in (_ghost, _check_micro_batches, _schedule, _growth):
         check_resolved(resolved)
-    _single_samples(resolved, num_workers or 1)
     if num_workers is not None:
+        _shares(resolved, num_workers)
         _ghost_divides(resolved, num_workers)
+    _single_samples(resolved, num_workers or 1)
 
 
 def check_batch(config: ResolvedConfig, num_train: int) -> None:
@@ -87,6 +91,24 @@ def _ghost(config: ResolvedConfig) -> None:
             f"config key 'model.ghost': a ghost batch of {section.ghost} samples is larger than the"
             f" batch, which has {batch}"
         )
+
+
+def _shares(config: ResolvedConfig, num_workers: int) -> None:
+    """Raise ConfigError unless `shares` fits the workers and the norms."""
+    if config.shares == "even":
+        return
+    if config.model.norm == "ghost":
+        raise ConfigError(
+            f"shares={_spelled(config.shares)} and model.norm=ghost exclude each other: ghost"
+            " batches of uneven shares have different sizes; set shares=even, or model.norm=group"
+            " or sync"
+        )
+    if config.shares != "speed":
+        check_weights(config.shares, num_workers)
+
+
+def _spelled(shares: Shares) -> str:
+    return shares if isinstance(shares, str) else str(list(shares))
 
 
 def _ghost_divides(config: ResolvedConfig, num_workers: int) -> None:
@@ -149,11 +171,11 @@ def _at_a_time(config: ResolvedConfig, samples: int, num_workers: int) -> int | 
     """
     if config.model.norm not in ("batch", "ghost", "sync"):
         return None
-    share = samples // num_workers
-    micro_batch = share // min(config.accumulation, share) if share else 1
+    counts = lengths(samples, initial_weights(config.shares, num_workers))
+    num_micro_batches = min(config.accumulation, max(counts))
     if config.model.norm == "sync":
-        return micro_batch * num_workers if share else samples
-    return micro_batch
+        return sum(count // num_micro_batches for count in counts) or samples
+    return min(max(1, count // num_micro_batches) for count in counts if count)
 
 
 def _plural(count: int, what: str) -> str:

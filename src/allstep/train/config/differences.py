@@ -20,7 +20,7 @@ Difference = tuple[str, Any, Any]
 """A key with the value before and the value now."""
 
 _SHOWN_ELSEWHERE = (
-    *("recipe", "device", "precision", "execution", "share_weights"),
+    *("recipe", "device", "precision", "execution", "share_weights", "shares"),
     *("data.name", "data.folder", "data.train", "data.workers"),
 )
 """Keys that other lines of the banner show; most of them depend on the machine."""

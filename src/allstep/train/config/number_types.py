@@ -4,9 +4,9 @@ A config may come from another person or contain a typo: no number in it may sta
 or allocate all memory. Each bound is far above useful values, and low enough to be harmless.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from allstep.machine import MAX_TASKS
@@ -64,4 +64,24 @@ Positive = Annotated[float, _bounded(1e-15, _MAX_REAL)]
 NotNegative = Annotated[float, _bounded(0.0, _MAX_REAL)]
 Real = Annotated[float, _bounded(-_MAX_REAL, _MAX_REAL)]
 Share = Annotated[float, Field(ge=0, le=1)]
+MAX_WEIGHT = 1 << 20
+"""Largest number in `shares`: that of `data.order`, which imports numpy."""
+
+
+def _shares(value: Any) -> Any:
+    """Return `value` if it may be the shares of some number of workers; one error for all else."""
+    numbers = value if isinstance(value, list | tuple) else ()
+    if value in ("even", "speed") or (
+        numbers and all(type(each) is int and 1 <= each <= MAX_WEIGHT for each in numbers)
+    ):
+        return value
+    raise PydanticCustomError(
+        "shares",
+        "a number from 1 to {high} per worker, such as [3, 1], or 'even' or 'speed'",
+        {"high": MAX_WEIGHT},
+    )
+
+
+Shares = Annotated[Literal["even", "speed"] | tuple[int, ...], BeforeValidator(_shares)]
+"""Parts of a global batch by worker."""
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -40,6 +40,7 @@ from allstep.train.config.number_types import (
     Real,
     Seed,
     Share,
+    Shares,
     Whole,
 )
 
@@ -75,8 +76,7 @@ class DataConfig(_Section):
     mix: str = "none"
     """Transform of a whole batch in training: "Mixup(0.2)", "Cutmix(1.0)"."""
     mean: tuple[Real, ...] | None = None
-    """Mean of each channel (0 to 255), which is subtracted; None measures it on the training split.
-    """
+    """Mean of each channel (0 to 255) to subtract; None measures it on the training split."""
     std: tuple[Positive, ...] | None = None
     """Std of each channel, by which pixels are divided; None measures it on the training split."""
     labels_from: Label | None = None
@@ -87,8 +87,7 @@ class DataConfig(_Section):
     workers: Loaders | Literal["auto"] = "auto"
     """Number of threads or processes of each rank that load images; "auto" measures."""
     strict: bool = False
-    """Whether the first bad sample ends the run; else it is skipped and listed in the run folder.
-    """
+    """Whether a bad sample ends the run; else it is skipped and listed in the run folder."""
     budget: Whole | None = None
     """Bad samples of a split that each worker may skip; None is 100, or 0.1% of a large dataset."""
     max_pixels: Pixels = MAX_PIXELS
@@ -149,8 +148,7 @@ class OptimizerConfig(_Section):
     """Trust coefficient of lars and larc; None uses the optimizer's default."""
     weight_decay: NotNegative = 5e-4
     decay_all: bool = False
-    """Whether weight decay (and the scaling of lars, larc, lamb) also applies to biases and norms.
-    """
+    """Whether weight decay (and lars, larc, lamb scaling) also applies to biases and norms."""
     bias_lr: Positive = 1.0
     """Learning rate of biases and norms, as a multiple of the learning rate."""
     clip: Positive | None = None
@@ -301,6 +299,8 @@ class RunConfig(_Section):
     """Execution mode of the model; "auto" measures a few steps in each and uses the fastest."""
     share_weights: bool | Literal["auto"] = "auto"
     """Whether the workers of a host share one copy of the weights; "auto": where it is faster."""
+    shares: Shares = "even"
+    """Parts of the batch by worker: even, by measured speed, or numbers such as [3, 1]."""
     log_every: Count = 10
     """Steps between two lines of the run record."""
     noise_scale: bool = False

@@ -43,6 +43,7 @@ MAY_CHANGE = (
     "save.",
     "execution",
     "share_weights",
+    "shares",
     "device",
     "data.folder",
     "data.workers",

@@ -18,6 +18,7 @@ from allstep.data.augment.parse import spelled_mix
 from allstep.data.augment.transform import Transform
 from allstep.errors import ConfigError
 from allstep.train.config.check_config import check_batch
+from allstep.train.config.initial_weights import initial_weights
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Splits
@@ -66,6 +67,7 @@ def make_loaders(
             train.source,
             transform=_training(config, splits),
             batch=config.batch,
+            shares=initial_weights(config.shares, world.size),
             seed=config.seed,
             numbers=train.numbers,
             quarantine=out / "quarantine.jsonl",

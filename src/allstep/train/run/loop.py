@@ -30,6 +30,7 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.health.compare_weights import Fingerprint
 from allstep.train.health.divergence import Diverged, Spike, explain
 from allstep.train.health.stop_request import EVALUATION, Stopping
+from allstep.train.run.adapt_shares import adapt_shares
 from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
 from allstep.train.run.finish import chosen_model, training_score
@@ -158,8 +159,11 @@ class _Run:
         job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
         if faults.active is not None:
             faults.active.at_step(progress.updates + 1, batch.samples)
+        own = self.clock.per_sample
         mine = step(job.trainer, batch, after - progress.samples, self.clock)
-        report = StepReport(mine, batch.weight, self.stopping.why is not None, error is not None)
+        own = self.clock.per_sample - own
+        wants_stop = self.stopping.why is not None
+        report = StepReport(mine, batch.weight, wants_stop, error is not None, own)
         outcome = job.after_step.exchange(report)
         self.clock.lap("wait")
         if outcome.failed:
@@ -167,6 +171,7 @@ class _Run:
         self._note(outcome, batch)
         progress.samples = after
         progress.updates += 1
+        adapt_shares(job, outcome, self.callbacks)
         return outcome.stop
 
     def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
@@ -309,7 +314,8 @@ class _Run:
         batch = job.growth.batch(job.progress.samples, job.noise)
         if batch == job.progress.batch:
             return
-        count = job.growth.num_micro_batches(batch, job.world.size, job.config.accumulation)
+        weights, base = job.loaders["train"].shares, job.config.accumulation
+        count = job.growth.num_micro_batches(batch, weights, base)
         message = f"the batch grows from {job.progress.batch} to {batch}"
         message += f", in {count} micro-batches" if count > 1 else ""
         self.callbacks.event(message, samples=job.progress.samples, batch=batch, pieces=count)

@@ -29,6 +29,7 @@ from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.train.checkpoint.restore import averaged_weights, load_optimizer, load_weights
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.check_config import notes
+from allstep.train.config.initial_weights import initial_weights
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.checkpoint_state import check_batch
 from allstep.train.health.divergence import LossWatch
@@ -38,7 +39,7 @@ from allstep.train.precision.casting import cast
 from allstep.train.precision.precision import Precision, dtype_of_weights
 from allstep.train.run.progress import RunProgress
 from allstep.train.score.evaluate import ToInput
-from allstep.train.step import build
+from allstep.train.step import build, sharing
 from allstep.train.step import execution as executions
 from allstep.train.step.after_step import AfterStep
 from allstep.train.step.batch_growth import Growth, grows, note
@@ -47,6 +48,7 @@ from allstep.train.step.learning_rate import learning_rate
 from allstep.train.step.micro_batch import memory_of_worker, samples_at_once
 from allstep.train.step.precision_choice import SAMPLES, loss_in, settle, time_both
 from allstep.train.step.running_statistics import RunningStatistics
+from allstep.train.step.speed_rule import SpeedRule
 from allstep.train.step.step import Trainer
 from allstep.train.step.timing import Example, Trial
 from allstep.train.task.classification import Classification
@@ -72,6 +74,7 @@ class Job:
     progress: RunProgress
     growth: Growth
     watch: LossWatch
+    speed_rule: SpeedRule | None = None
     ema: Average | None = None
     noise: RunningNoiseScale | None = None
     shares_weights: bool = False
@@ -121,7 +124,8 @@ def make_job(
     num_micro_batches = config.accumulation
     # The batch of a resumed run may have grown.
     if progress.batch != config.batch:
-        num_micro_batches = growth.num_micro_batches(progress.batch, world.size, num_micro_batches)
+        weights = loaders["train"].shares
+        num_micro_batches = growth.num_micro_batches(progress.batch, weights, num_micro_batches)
     optimizer = build.make_optimizer(config, made.model)
     if snapshot is not None:
         agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
@@ -134,9 +138,10 @@ def make_job(
         splits=splits,
         loaders=loaders,
         trainer=_trainer(config, world, task, made, replicated, num_train, num_micro_batches),
-        after_step=AfterStep(RunningStatistics(made.model), world, by_rank=measures_noise(config)),
+        after_step=AfterStep(RunningStatistics(made.model), world, sharing.exchanged(config)),
         progress=progress,
         growth=growth,
+        speed_rule=sharing.make_rule(config, world.size),
         watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
         ema=_average(config, made.model, snapshot),
         noise=_noise(config, world, snapshot),
@@ -221,7 +226,8 @@ def _trainer(
         seed=config.seed,
         rank=world.rank,
         size=world.size,
-        measures_first_micro_batch=measures_noise(config) and world.size == 1,
+        shares=initial_weights(config.shares, world.size),
+        measures_first_micro_batch=sharing.measures_noise(config) and world.size == 1,
     )
 
 
@@ -351,15 +357,10 @@ def _average(config: ResolvedConfig, model: nn.Module, snapshot: Snapshot | None
     return average
 
 
-def measures_noise(config: ResolvedConfig) -> bool:
-    """Return whether the run measures the gradient noise scale."""
-    return config.noise_scale or config.growth.by_noise
-
-
 def _noise(
     config: ResolvedConfig, world: World, snapshot: Snapshot | None
 ) -> RunningNoiseScale | None:
-    if not measures_noise(config):
+    if not sharing.measures_noise(config):
         return None
     state = {} if snapshot is None else snapshot.state["noise"]
     return RunningNoiseScale(**state)

@@ -2,14 +2,16 @@
 
 ```
 each rank    StepReport    tally of its share, stop request, whether its input failed, its samples
-all ranks    StepOutcome   tally of the whole batch, whether any rank stops or failed, samples of
-                           each rank
+                           and seconds
+all ranks    StepOutcome   tally of the whole batch, whether any rank stops or failed, samples and
+                           seconds of each rank
 ```
 
 The sum uses torch's default process group. Gradients and norms have process groups of their own, so
 that none of them waits for operations of another.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allstep.train.step.running_statistics import RunningStatistics
@@ -27,6 +29,8 @@ class StepReport:
     wants_stop: bool = False
     failed: bool = False
     """Whether this rank had no valid share, so that all ranks must end with its error."""
+    seconds: float = 0.0
+    """Seconds of this rank for the input and computation of its share."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +43,41 @@ class StepOutcome:
     failed: bool
     """Whether any rank failed."""
     samples: tuple[float, ...] = ()
-    """Samples of each rank; empty unless `AfterStep` has `by_rank`."""
+    """Samples of each rank; empty unless `AfterStep` has "samples" in `by_rank`."""
+    seconds: tuple[float, ...] = ()
+    """Seconds of each rank; empty unless `AfterStep` has "seconds" in `by_rank`."""
 
 
 class AfterStep:
     """The exchange after each step.
 
-    `by_rank` also exchanges how many samples each rank had, which the noise scale needs.
+    `by_rank` names the fields of the reports that all ranks get from each other: "samples", which
+    the noise scale needs, and "seconds", which the shares by speed need as well.
     """
 
-    def __init__(self, statistics: RunningStatistics, world: World, by_rank: bool = False) -> None:
+    def __init__(
+        self, statistics: RunningStatistics, world: World, by_rank: Sequence[str] = ()
+    ) -> None:
         self.statistics, self.world, self.by_rank = statistics, world, by_rank
 
     def exchange(self, report: StepReport) -> StepOutcome:
         """Make the running statistics equal on all ranks. Return the sum of all reports."""
         sums = report.tally.sums()
-        own = [*sums, report.wants_stop, report.failed, *self._own_samples(report.samples)]
+        own = [*sums, report.wants_stop, report.failed, *self._own(report)]
         total = self.statistics.average(report.samples, own)
-        count = len(sums)
+        count, size = len(sums), self.world.size
         stop, failed = (value > 0 for value in total[count : count + 2])
-        return StepOutcome(
-            report.tally.with_sums(total[:count]), stop, failed, tuple(total[count + 2 :])
-        )
+        starts = range(count + 2, len(total), size)
+        by_rank = {
+            name: tuple(total[start : start + size])
+            for name, start in zip(self.by_rank, starts, strict=True)
+        }
+        return StepOutcome(report.tally.with_sums(total[:count]), stop, failed, **by_rank)
 
-    def _own_samples(self, samples: int) -> list[int]:
-        """Return a value per rank, zero except for this rank's, so that the sum has all ranks'."""
-        if not self.by_rank:
-            return []
-        return [samples if rank == self.world.rank else 0 for rank in range(self.world.size)]
+    def _own(self, report: StepReport) -> list[float]:
+        """Return values per rank, zero except for this rank's, so that the sum has all ranks'."""
+        size = self.world.size
+        own = [0.0] * (size * len(self.by_rank))
+        for number, name in enumerate(self.by_rank):
+            own[size * number + self.world.rank] = getattr(report, name)
+        return own

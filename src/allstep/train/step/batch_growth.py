@@ -41,6 +41,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from allstep.data.order import Weights, lengths
 from allstep.optim.noise_scale import Running
 from allstep.train.config.number_types import MAX_BATCH
 from allstep.train.config.run_config import GrowthConfig, ResolvedConfig
@@ -99,13 +100,14 @@ class Growth:
         grown: int = self._base * self._section.factor**times
         return min(grown, most)
 
-    def num_micro_batches(self, batch: int, world_size: int, base: int) -> int:
+    def num_micro_batches(self, batch: int, weights: Weights, base: int) -> int:
         """Return the number of micro-batches in which a worker computes its share of `batch`.
 
-        `base` is their number at the start of the run.
+        `weights` are those of the workers' shares, of which the largest counts; `base` is the
+        number of micro-batches at the start of the run.
         """
-        first = math.ceil(math.ceil(self._base / world_size) / base)
-        share = math.ceil(batch / world_size)
+        first = math.ceil(max(lengths(self._base, weights)) / base)
+        share = max(lengths(batch, weights))
         return max(min(base, share), math.ceil(share / max(first, self._room)))
 
     def state(self) -> dict[str, int]:

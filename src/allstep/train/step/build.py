@@ -174,10 +174,11 @@ def distribute(
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
+    key = f"train/{next(_NUMBERS)}"
     replicas = Replicas(
         named,
         lambda: group_for("gradients"),
-        f"train/{next(_NUMBERS)}",
+        lambda: key,
         Rule(densify=True),
         num_micro_batches,
         overlap=False if share else None,

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from allstep import faults
 from allstep.data import Batch
+from allstep.data.order import Weights, even, lengths
 from allstep.norm import GhostBatchNorm, SyncBatchNorm
 from allstep.optim import add_noise, seed_step, squared_norm
 from allstep.parallel.injected import flip_bit
@@ -56,6 +57,11 @@ class Clock:
         now = time.perf_counter()
         self.seconds[phase] += now - self.last
         self.last = now
+
+    @property
+    def per_sample(self) -> float:
+        """Seconds in the phases that grow with the samples of a share: input and compute."""
+        return self.seconds["input"] + self.seconds["compute"]
 
     def skip(self) -> None:
         """Drop the time since the last lap, which belongs to no phase (an evaluation)."""
@@ -92,6 +98,8 @@ class Trainer:
     seed: int = 0
     rank: int = 0
     size: int = 1
+    shares: Weights = ()
+    """Weights of the workers' shares of a global batch; empty: even ones."""
     scale: float = 1.0
     """Factor by which the gradients of the last step were multiplied."""
     first_micro_batch: GradientSize | None = None
@@ -161,7 +169,8 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
         trainer.weigh(batch, num_samples) if trainer.weigh is not None else batch.data.new_ones(0)
     )
     # From the largest share, so that the number is the same on all ranks.
-    count = min(trainer.num_micro_batches, math.ceil(num_samples / trainer.size))
+    largest = max(lengths(num_samples, trainer.shares or even(trainer.size)))
+    count = min(trainer.num_micro_batches, largest)
     micro_batches = (each.tensor_split(count) for each in (batch.data, batch.target, weights))
     for data, target, weight in zip(*micro_batches, strict=True):
         if not len(data) and not trainer.layers_communicate:

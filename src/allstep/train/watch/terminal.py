@@ -31,7 +31,9 @@ from rich.progress import Progress as Bar
 from allstep._version import __version__
 from allstep.console.escape import escaped, print_notice
 from allstep.console.rich_table import name_value_table
+from allstep.data.order import lengths
 from allstep.train.config.differences import set_by_recipe, set_by_user
+from allstep.train.config.initial_weights import initial_weights
 from allstep.train.config.recipes import BASES
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.watch.callback import Callback
@@ -39,6 +41,8 @@ from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Resul
 
 _TOP5_FROM = 11
 """Number of classes from which top-5 is shown: with fewer it is high by chance."""
+_LISTED = 8
+"""Number of workers whose uneven shares are listed; of more, the smallest and the largest."""
 _LINE_INTERVAL = 60.0
 """Seconds between two lines of a kind that replace the progress bar."""
 
@@ -226,11 +230,24 @@ def precision_line(opening: Opening) -> str:
 def batch_line(config: ResolvedConfig, num_workers: int) -> str:
     """Return `samples per worker and micro-batch x workers x micro-batches = batch`."""
     batch, num_micro_batches = config.batch or 0, config.accumulation
+    if not isinstance(config.shares, str):
+        return _uneven_batch_line(config, num_workers)
     low, rest = divmod(batch, num_workers * num_micro_batches)
     each = f"{low}" if not rest else f"{low} or {low + 1}"
     workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
     accumulation = f" x {num_micro_batches} accumulated" if num_micro_batches > 1 else ""
-    return f"{each} per worker x {workers}{accumulation} = {batch}"
+    speed = ", then by speed" if config.shares == "speed" and num_workers > 1 else ""
+    return f"{each} per worker x {workers}{accumulation} = {batch}{speed}"
+
+
+def _uneven_batch_line(config: ResolvedConfig, num_workers: int) -> str:
+    """Return `samples of each worker = batch (shares, micro-batches)`."""
+    counts = lengths(config.batch, initial_weights(config.shares, num_workers))
+    listed = " + ".join(map(str, counts))
+    if num_workers > _LISTED:
+        listed = f"{min(counts)} to {max(counts)} per worker x {num_workers} workers"
+    accumulated = f", {config.accumulation} accumulated" if config.accumulation > 1 else ""
+    return f"{listed} = {config.batch} (shares {list(config.shares)}{accumulated})"
 
 
 def lr_line(config: ResolvedConfig, peak: float) -> str:
