@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from allstep.errors import PeerLost
+from allstep.errors import CollectiveMismatch, PeerLost
+from allstep.hvd import kept_errors
 from allstep.hvd.elastic import HostUpdateResult, ObjectState, notification_manager, run_fn
 from allstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -151,3 +152,60 @@ def test_other_errors_end_the_loop() -> None:
     assert state._host_messages.qsize() == 1  # it listened
     notification_manager.handle_hosts_updated(4, HostUpdateResult.added)
     assert state._host_messages.qsize() == 1  # and does no more
+
+
+def test_a_disagreement_that_repeats_is_raised() -> None:
+    """Other failures are not, and neither is one after a commit."""
+    calls: list[str] = []
+
+    def train(state: Any) -> None:
+        calls.append("call")
+        number = calls.count("call")
+        if number == 3:
+            state.commit()
+        error = PeerLost("lost") if number in (1, 2) else CollectiveMismatch("3 against 4")
+        raise HorovodInternalError(str(error)) from error
+
+    with pytest.raises(HorovodInternalError, match="3 against 4"):
+        run_fn(train, lambda: calls.append("reset"))(lonely())
+    assert calls == ["call", "reset"] * 3 + ["call"]
+
+
+def test_an_error_of_a_framework_in_place_of_ours() -> None:
+    state, calls = lonely(batch=0), []
+
+    def train(state: Any) -> str:
+        calls.append(state.batch)
+        state.batch += 1
+        if len(calls) == 1:
+            kept_errors.keep(HorovodInternalError("lost rank 1"), "lost rank 1")
+            raise KeyError("a callback failed: lost rank 1")
+        if len(calls) == 2:
+            return "done"
+        raise KeyError("a callback failed: lost rank 1")
+
+    assert run_fn(train, lambda: None)(state) == "done"
+    assert calls == [0, 0]
+    # Handled: the text alone means nothing.
+    with pytest.raises(KeyError):
+        run_fn(train, lambda: pytest.fail("no reset"))(state)
+
+
+def test_a_failure_while_the_callbacks_run_is_one_too() -> None:
+    """A rank can be lost then, and others join after it."""
+    state, log = lonely(), []
+
+    def callback() -> None:
+        log.append("callback")
+        if log.count("callback") == 1:
+            raise HorovodInternalError("lost")
+
+    def train(state: Any) -> str:
+        log.append("call")
+        if log.count("call") == 1:
+            raise HorovodInternalError("lost")
+        return "done"
+
+    state.register_reset_callbacks([callback])
+    assert run_fn(train, lambda: log.append("reset"))(state) == "done"
+    assert log == ["call", "reset", "callback", "reset", "callback", "call"]

@@ -124,8 +124,48 @@ def test_old_names_warn_and_work(capfd: pytest.CaptureFixture[str]) -> None:
     ):
         assert allstep.run(lambda: 5, np=2) == [5, 5]
     with pytest.warns(DeprecationWarning, match="min_np is deprecated"):
-        assert allstep.run(lambda: 5, num_proc=2, min_np=1, use_gloo=True) == [5, 5]
-    assert "without effect here: --min-np (elastic" in capfd.readouterr().err
+        assert allstep.run(lambda: 5, num_proc=2, min_np=1, cooldown_range=(1, 2)) == [5]
+    notice = "--blacklist-cooldown-range (only horovodrun blacklists hosts)"
+    assert f"without effect here: {notice}" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.timeout(200)
+def test_an_elastic_call_continues_when_rank_0_is_killed(tmp_path: Path) -> None:
+    """The script alone makes it elastic; it lists another host after the kill."""
+    killed = tmp_path / "killed"
+
+    def train() -> tuple[int, int, list[int]]:
+        import os
+        import signal
+        import time
+
+        import allstep.torch as hvd
+
+        hvd.init()
+
+        @hvd.elastic.run
+        def run(state):
+            while state.step < 5:
+                if state.step == 2 and hvd.rank() == 0 and not killed.exists():
+                    killed.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if state.step < 4 or hvd.size() == 3:
+                    state.step += 1
+                    state.sizes = [*state.sizes, hvd.size()]
+                else:
+                    time.sleep(0.05)
+                state.commit()
+
+        state = hvd.elastic.TorchState(step=0, sizes=[])
+        run(state)
+        return hvd.rank(), int(os.environ["HOROVOD_RANK"]), state.sizes
+
+    script = f"echo localhost:2; test ! -e {killed} || echo 127.0.0.1"
+    results = allstep.run(train, num_proc=2, host_discovery_script=script)
+    assert [each[:2] for each in results] == [(0, 0), (1, 1)]
+    (sizes, others) = (each[2] for each in results)
+    assert sizes == others and sizes[:2] == [2, 2] and sizes[-1] == 3 and len(sizes) == 5
 
 
 @pytest.mark.usefixtures("processes")

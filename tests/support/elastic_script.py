@@ -126,4 +126,6 @@ class ElasticScript:
     @property
     def log(self) -> list[tuple]:
         """What rank 0 has logged: epoch, host, start rank, size, number of worlds."""
-        return [tuple(json.loads(line)) for line in (self.folder / "log").read_text().splitlines()]
+        file = self.folder / "log"
+        text = file.read_text() if file.exists() else ""
+        return [tuple(json.loads(line)) for line in text.splitlines()]

@@ -103,9 +103,10 @@ class Slurm(Hosts):
         self.start(0, "slurmctld", "-D", log="slurmctld.log", env=environment)
         for k, name in enumerate(self.names):
             self.start(k, "slurmd", "-D", "-N", name, log=f"slurmd.{name}.log", env=environment)
-        self._until(self._all_idle, "slurmctld", *(f"slurmd.{name}" for name in self.names))
+        self._until(self.is_idle, "slurmctld", *(f"slurmd.{name}" for name in self.names))
 
-    def _all_idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether no node has a job, or remains of one."""
         states = self.run(["sinfo", "--noheader", "--Node", "--format=%T"], timeout=50)
         return states.stdout.split() == ["idle"] * len(self.names)
 

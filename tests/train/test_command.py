@@ -146,29 +146,23 @@ def test_a_world_has_the_workers_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("peers")
-def test_under_torchrun_it_is_a_worker(tmp_path: Path) -> None:
-    torchrun = [
-        str(Path(sys.executable).parent / "torchrun"),
-        "--nproc-per-node",
-        "2",
-        "--no-python",
-    ]
-    command = [
-        *torchrun,
-        sys.executable,
-        "-m",
-        "allstep",
-        "train",
-        "digits",
-        "epochs=1",
-        "--out",
-        "out",
-    ]
-    env = {**clean_environment(), **ONE_THREAD}
+def test_under_torchrun_it_is_a_worker_and_a_restart_resumes(tmp_path: Path) -> None:
+    """Rank 1 of the first start is killed in the second epoch; torchrun starts all ranks again."""
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    first = '[ $TORCHELASTIC_RESTART_COUNT = 0 ] && export ALLSTEP_FAULTS=kill@rank=1,step=30; "$@"'
+    restarts = ["--nproc-per-node", "2", "--max-restarts", "3", "--monitor-interval", "0.2"]
+    train = [sys.executable, "-m", "allstep", "train", "digits", "epochs=2", "--out", "out"]
     done = subprocess.run(
-        [*command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150
+        [torchrun, *restarts, "--no-python", "sh", "-c", first, "sh", *train, "--resume", "auto"],
+        cwd=tmp_path,
+        env={**clean_environment(), **ONE_THREAD},
+        capture_output=True,
+        text=True,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr
+    assert "`allstep train --min-workers N` would have continued from memory" in done.stderr
+    assert "  resumes    after 1,294 samples" in done.stderr + done.stdout
     start = runlog.read(tmp_path / "out" / "run.jsonl").start
     assert (start["world"]["launcher"], start["world"]["size"]) == ("torchrun", 2)
     assert not os.path.lexists(tmp_path / "runs")

@@ -13,6 +13,7 @@ from allstep.console.progress_bar import step_bar
 if TYPE_CHECKING:
     from allstep.bench import CommResult, Result
     from allstep.bench.data.result import DataResult
+    from allstep.bench.recover.result import RecoverResult
     from allstep.bench.step.result import StepResult
 
 bench = typer.Typer(
@@ -164,6 +165,21 @@ def _step_measure(framework: str) -> Callable[..., "StepResult"]:
 
 
 @bench.command()
+def recover(repetitions: Repetitions = 9, json: Json = None) -> None:
+    """Measure how long a run pauses when one of its workers is killed.
+
+    Compared are an elastic run of allstep and torchrun with --max-restarts; also how long workers
+    take to form a world of 2 and of 7.
+    """
+    from allstep.bench.recover.measure import measure_recover, num_turns
+
+    _check(json, None)
+    with step_bar(num_turns(repetitions)) as progress:
+        result = measure_recover(repetitions, progress)
+    _print(result, json)
+
+
+@bench.command()
 def data(
     where: Annotated[
         list[str], typer.Argument(metavar="SRC...", help="Images: shards, a folder or idx files.")
@@ -210,6 +226,14 @@ def _show(
     result: "Result | CommResult | StepResult | DataResult", json: Path | None, plot: Path | None
 ) -> None:
     """Print the table and write the files; the table goes to stderr if JSON goes to stdout."""
+    _print(result, json)
+    if plot is not None:
+        result.plot(plot)
+
+
+def _print(
+    result: "Result | CommResult | StepResult | DataResult | RecoverResult", json: Path | None
+) -> None:
     from rich.console import Console
 
     console = Console(stderr=str(json) == STDOUT, highlight=False)
@@ -217,5 +241,3 @@ def _show(
     for line in result.absences():
         console.print(line, soft_wrap=True, markup=False)
     write_text("--json", json, f"{result.to_json()}\n")
-    if plot is not None:
-        result.plot(plot)

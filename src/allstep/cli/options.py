@@ -1,9 +1,12 @@
 """Command-line options that several verbs share, as named types for their signatures."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from allstep.process import stop_signals
 
 Launcher = Annotated[
     str | None,
@@ -21,6 +24,13 @@ Faults = Annotated[
         help="Inject a fault: kill@rank=1,step=50. Repeatable; see docs/faults.md.",
     ),
 ]
+StopSignal = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="One more signal that means save and exit with 75 (always: TERM, USR1).",
+    ),
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option("--data", help="Folder with the dataset's files (default: the usual places)."),
@@ -32,3 +42,10 @@ Trust = Annotated[
         help="Execute the model code that a run folder's config names; short for trust=true.",
     ),
 ]
+
+
+def use_stop_signal(given: str | None) -> None:
+    """Export the signal of --stop-signal to workers and agents; ConfigError for a wrong one."""
+    if given is not None:
+        os.environ[stop_signals.VARIABLE] = str(stop_signals.parse(given))
+    stop_signals.stop_signals(os.environ)

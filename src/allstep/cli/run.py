@@ -20,12 +20,13 @@ from allstep.cli.horovod.elastic_flags import (
 )
 from allstep.cli.horovod.flags import takes_horovod_flags
 from allstep.cli.horovod.flags_table import CONTROLLERS, idle_line, read_config, variables
-from allstep.cli.options import Faults, Iface, Ssh
+from allstep.cli.options import Faults, Iface, Ssh, StopSignal, use_stop_signal
+from allstep.cli.run_hosts import most_ranks, used_hosts, wanted_workers
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
-    from allstep.launch import Host, Job, Launcher
+    from allstep.launch import Job, Launcher
 
 
 def _check_build(asked: bool) -> None:
@@ -79,6 +80,13 @@ Show = Annotated[
     str | None, typer.Option(metavar="0,3", help="Print the output of these ranks only.")
 ]
 Grace = Annotated[float, typer.Option(help="Seconds from a forwarded signal to SIGKILL.")]
+Srun = Annotated[
+    bool,
+    typer.Option(
+        "--srun",
+        help="In a Slurm job: start one agent per node by srun, on all its nodes if -H is missing.",
+    ),
+]
 EnvOnly = Annotated[
     str | None,
     typer.Option(
@@ -132,6 +140,8 @@ def run(
     show: Show = None,
     grace: Grace = 30.0,
     ssh: Ssh = "ssh",
+    srun: Srun = False,
+    stop_signal: StopSignal = None,
     env_only: EnvOnly = None,
     as_horovod: AsHorovod = False,
     as_horovodrun: AsHorovodrun = False,
@@ -152,12 +162,13 @@ def run(
 
     _refuse_to_multiply()
     faults.add(fault or [])
+    use_stop_signal(stop_signal)
     flags = _with_file(horovod)
     exported = variables(flags)
-    wanted = _wanted(num_workers, flags)
+    wanted = wanted_workers(num_workers, flags, srun=srun)
     flags = with_minimum(flags, wanted, as_horovodrun=as_horovodrun)
-    used = _used_hosts(hosts, hostfile, flags, wanted)
-    size = _most_ranks(used, flags)
+    used = used_hosts(hosts, hostfile, flags, wanted, srun=srun)
+    size = most_ranks(used, flags)
     env = _environment(exported, as_horovod or as_horovodrun, replace_gloo)
     job = Job(
         _with_interpreter(command),
@@ -171,6 +182,7 @@ def run(
         timestamps=bool(flags.get("prefix_output_with_timestamp")),
         iface=iface or _interface(flags.get("network_interfaces", [])),
         ssh=_ssh(ssh, flags),
+        srun=srun,
         grace=grace,
         max_workers=size,
     )
@@ -193,12 +205,6 @@ def _launcher(
     num_workers = num_workers or sum(host.slots for host in job.hosts)
     policy = policy_of(flags, num_workers, job.grace, as_horovodrun=as_horovodrun)
     return ElasticLauncher(job, policy, discovery_of(flags))
-
-
-def _wanted(num_workers: int | None, flags: dict[str, Any]) -> int | None:
-    """Return the number of workers: -np, else horovodrun's names for it, --num-proc, --min-np."""
-    given = (num_workers, flags.get("num_proc"), flags.get("min_np"))
-    return next((number for number in given if number is not None), None)
 
 
 def _announce(
@@ -262,67 +268,6 @@ def _environment(exported: dict[str, str], as_horovod: bool, replace_gloo: bool)
     } | exported
     env = with_horovod(env) if as_horovod else env
     return with_gloo_replaced(env) if replace_gloo else env
-
-
-def _used_hosts(
-    hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None
-) -> "list[Host]":
-    """Return the hosts, with the number of workers of each as its slots.
-
-    An elastic run may use all slots up to --max-np; on this machine alone as many as workers. Those
-    of a discovery script that is polled are the first ones, possibly too few.
-    """
-    from allstep.launch import assign
-
-    discovery = discovery_of(flags)
-    if discovery is not None:
-        _check_one_source(hosts, hostfile, flags)
-        return discovery.poll()
-    most = num_workers
-    if is_elastic(flags):
-        most = max(num_workers or 0, flags.get("max_np") or 0)
-    found = _hosts(hosts, hostfile, flags, most)
-    if is_elastic(flags) and (hosts or hostfile):
-        most = None if flags.get("max_np") is None else min(most or 0, sum(h.slots for h in found))
-    return assign(found, most)
-
-
-def _hosts(
-    hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None
-) -> "list[Host]":
-    """Return the hosts that are named by option, file or script; else this one for all workers."""
-    from allstep.launch import Host, discover, parse_hosts, read_hostfile
-
-    _check_one_source(hosts, hostfile, flags)
-    script = flags.get("host_discovery_script")
-    if hosts:
-        return parse_hosts(hosts)
-    if hostfile:
-        return read_hostfile(hostfile)
-    if script:
-        return discover(script, flags.get("slots_per_host", 1))
-    if num_workers is None:
-        raise ConfigError(
-            "the number of workers is missing: give -np N, or hosts with their slots: -H h1:2,h2:2"
-        )
-    return [Host("localhost", num_workers)]
-
-
-def _check_one_source(hosts: str | None, hostfile: Path | None, flags: dict[str, Any]) -> None:
-    """Raise ConfigError if more than one option names the hosts."""
-    script = flags.get("host_discovery_script")
-    named = {"-H": hosts, "--hostfile": hostfile, "--host-discovery-script": script}
-    if len(given := [option for option, value in named.items() if value]) > 1:
-        raise ConfigError(f"{' and '.join(given)} both name the hosts; give one of them")
-
-
-def _most_ranks(used: "list[Host]", flags: dict[str, Any]) -> int:
-    """Return the largest number of ranks that a run may have."""
-    from allstep.launch import MAX_WORKERS
-
-    if discovery_of(flags) is None:
-        return sum(host.slots for host in used)
-    return flags.get("max_np") or MAX_WORKERS
 
 
 def _folder(option: str, text: str | None) -> Path | None:

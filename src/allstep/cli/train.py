@@ -6,13 +6,21 @@ workers. Under a launcher (allstep run, torchrun, mpirun, srun) it is a worker.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from allstep.cli.numbers import MOST, between
-from allstep.cli.options import DataFolder, Faults, Launcher, Trust
+from allstep.cli.options import (
+    DataFolder,
+    Faults,
+    Launcher,
+    StopSignal,
+    Trust,
+    use_stop_signal,
+)
 from allstep.console.escape import print_line, print_notice
 from allstep.console.progress_bar import file_bars
 from allstep.process.python import run_module
@@ -61,6 +69,20 @@ MaxTime = Annotated[
         help="Save and exit with status 75 within this time: 90 (seconds), 15m, 1h30m, 1:30:00.",
     ),
 ]
+Requeue = Annotated[
+    bool,
+    typer.Option(
+        "--requeue", help="In a Slurm job: requeue it by scontrol when it was stopped and saved."
+    ),
+]
+MaxRequeues = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        callback=between("--max-requeues", 0, MOST),
+        help="Requeue the job at most N times (default: 100).",
+    ),
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Stop at the first bad sample; short for data.strict=true.")
 ]
@@ -89,6 +111,9 @@ def train(
     out: Out = None,
     resume: Resume = None,
     max_time: MaxTime = None,
+    stop_signal: StopSignal = None,
+    requeue: Requeue = False,
+    max_requeues: MaxRequeues = None,
     data: DataFolder = None,
     strict: Strict = False,
     trust: Trust = False,
@@ -110,20 +135,43 @@ def train(
         _list()
         return
     faults.add(fault or [])
+    use_stop_signal(stop_signal)
     flags = (("data.strict=true", strict), (f"overfit={overfit}", overfit), ("trust=true", trust))
     overrides = [override for override, wanted in flags if wanted]
     request = _request(arguments or [], overrides, out, data, resume, max_time)
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
+    from allstep.launch import RESUBMIT
     from allstep.train.config.num_workers import check_num_workers
-    from allstep.train.health.stop_request import exit_on_signal
+    from allstep.train.health.stop_request import exit_on_signal, ignore_stop_signals
 
     world = World.detect(launcher)
-    with exit_on_signal():
+    before_exit = _requeuing(requeue, max_requeues, is_rank_0=world.rank == 0)
+    with exit_on_signal(before_exit):
         if world.launcher == NONE:
-            raise typer.Exit(_start(request, workers))
-        check_num_workers(workers, world)
-        raise typer.Exit(_work(request, launcher))
+            code = _start(request, workers)
+        else:
+            check_num_workers(workers, world)
+            code = _work(request, launcher)
+    if code == RESUBMIT:
+        with ignore_stop_signals():
+            before_exit()
+    raise typer.Exit(code)
+
+
+def _requeuing(requeue: bool, max_requeues: int | None, *, is_rank_0: bool) -> Callable[[], None]:
+    """Return what to do when the run was stopped: with --requeue, rank 0 calls scontrol."""
+    from allstep.errors import ConfigError
+    from allstep.train.health import requeue as slurm
+
+    if max_requeues is not None and not requeue:
+        raise ConfigError(f"--max-requeues {max_requeues} needs --requeue; add it")
+    if not requeue or not is_rank_0:
+        return lambda: None
+    most = slurm.MAX_REQUEUES if max_requeues is None else max_requeues
+    if reason := slurm.why_not(os.environ, most):
+        print_notice(f"--requeue: this run will not be requeued when it is stopped: {reason}")
+    return lambda: print_notice(slurm.requeue(os.environ, most))
 
 
 def _rehearse(
@@ -264,9 +312,31 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
 
 def _work(request: "TrainRequest", launcher: str | None) -> int:
     """Train as a worker and return the exit status: RESUBMIT if the run was stopped and saved."""
+    from allstep.errors import PeerLost
     from allstep.launch import RESUBMIT
     from allstep.train.run.progress import Paused
     from allstep.train.run.worker import work
+    from allstep.world import World
 
-    result = work(request, launcher)
+    try:
+        result = work(request, launcher)
+    except PeerLost as lost:
+        lost.args = (f"{lost}{_after_a_loss(World.detect(launcher).launcher)}",)
+        raise
     return RESUBMIT if isinstance(result, Paused) else 0
+
+
+def _after_a_loss(launcher: str) -> str:
+    """Return how to continue without a lost rank, for the end of its error.
+
+    Empty under allstep's own launcher, which reports the loss, and where the options are the same.
+    """
+    if launcher == "allstep":
+        return ""
+    command = "allstep train --min-workers N"
+    if launcher == "slurm":
+        command = "allstep run --srun --min-np N allstep train ..."
+    return (
+        f"; {launcher} cannot replace a rank: --out DIR --resume auto continues from the newest"
+        f" checkpoint, and `{command}` would have continued from memory"
+    )

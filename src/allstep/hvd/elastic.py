@@ -14,7 +14,8 @@ In a fixed world only commit, restore and sync have an effect: hosts never chang
 notification manager reports nothing, and a lost rank makes the reset fail with an error that names
 the rank. In an elastic run (`--min-np`) the reset joins the next world, and the launcher's requests
 reach the notification manager. A failure is a HorovodInternalError, a CommError, or an error of a
-framework in place of one (`kept_errors`). Reset is `shutdown` and `init`.
+framework in place of one (`kept_errors`). Reset is `shutdown` and `init`. Ranks that disagree
+(CollectiveMismatch) in the same way after a reset have a bug: the second error is raised.
 """
 
 import functools
@@ -29,7 +30,7 @@ from typing import Any, Protocol
 from allstep import faults
 from allstep.comm.group.init import needs_sync, report_updates
 from allstep.comm.health.generation_end import on_change
-from allstep.errors import CommError
+from allstep.errors import CollectiveMismatch, CommError
 from allstep.hvd import kept_errors
 from allstep.hvd.basics import init, shutdown
 from allstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -249,10 +250,15 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
 @dataclass(frozen=True)
 class _Change:
-    """Why this process enters another world. `keeps_state`: its state is that of the others."""
+    """Why this process enters another world.
+
+    keeps_state: its state is that of the others. mismatch: the disagreement that ended the last
+    one, with the number of commits before it.
+    """
 
     is_reset: bool = False
     keeps_state: bool = False
+    mismatch: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -276,11 +282,15 @@ def _run_once(state: State, turn: Callable[[], Any], last: _Change) -> _Ended:
     except HostsUpdatedInterrupt as interrupt:
         return _Ended(_Change(is_reset=True, keeps_state=interrupt.skip_sync))
     except Exception as error:
-        if not _is_failure(error):
-            raise
+        # A framework may have replaced our error by one of its own.
+        known = kept_errors.original(error) or error
+        if not _is_failure(known) or _is_repeated(known, last):
+            if known is error:
+                raise
+            raise known from error
         state.restore()
         kept_errors.forget()
-        return _Ended(_Change(is_reset=True))
+        return _Ended(_Change(is_reset=True, mismatch=_mismatch_of(known)))
 
 
 def _sync_if_needed(state: State, is_needed: bool) -> None:
@@ -297,9 +307,21 @@ def _sync_if_needed(state: State, is_needed: bool) -> None:
 
 
 def _is_failure(error: Exception) -> bool:
-    """Return whether a collective failed; frameworks replace such an error by their own.
+    """Return whether a collective failed.
 
     CommError comes from norms and the user's own groups, which bypass the engine.
     """
-    kinds = HorovodInternalError, CommError
-    return isinstance(error, kinds) or isinstance(kept_errors.original(error), kinds)
+    return isinstance(error, (HorovodInternalError, CommError))
+
+
+def _is_repeated(failure: Exception, last: _Change) -> bool:
+    """Return whether the ranks disagree as they did before the reset, which does not help then."""
+    mismatch = _mismatch_of(failure)
+    return mismatch is not None and mismatch == last.mismatch
+
+
+def _mismatch_of(failure: Exception) -> tuple[str, int] | None:
+    """Return the text of a disagreement and the number of commits before it; None for others."""
+    causes = failure, failure.__cause__
+    is_mismatch = any(isinstance(each, CollectiveMismatch) for each in causes)
+    return (str(failure), _commits.number) if is_mismatch else None

@@ -16,12 +16,12 @@
 from typing import Any
 
 import keras
+import numpy
 
 from allstep.hvd.elastic import ObjectState, run
 from allstep.hvd.objects import broadcast_object
 from allstep.hvd.place import rank
 from allstep.keras import dialect
-from allstep.keras.framework_arrays import to_array
 from allstep.keras_shared.before_training import is_built
 from allstep.keras_shared.broadcast_callback import broadcast_model
 from allstep.keras_shared.elastic_callbacks import CommitState, UpdateBatchState, UpdateEpochState
@@ -57,6 +57,7 @@ class KerasState(ObjectState):
                 " give optimizer="
             )
         dialect.build_optimizer(self.optimizer, model.trainable_variables)
+        self._saved_variables: list[Any] = []
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
         self._save_model()
 
@@ -69,7 +70,8 @@ class KerasState(ObjectState):
         """Return to the saved values."""
         _take_from_step(self.model)
         for variable, saved in zip(self._variables(), self._saved_variables, strict=True):
-            variable.assign(saved)
+            # A variable may use the memory of what it is assigned.
+            variable.assign(saved.copy())
         super().restore()
 
     def sync(self) -> None:
@@ -80,7 +82,9 @@ class KerasState(ObjectState):
 
     def _save_model(self) -> None:
         _take_from_step(self.model)
-        self._saved_variables = [to_array(variable) for variable in self._variables()]
+        variables = self._variables()
+        room = [*self._saved_variables, *[None] * len(variables)]
+        self._saved_variables = [_copied(*pair) for pair in zip(variables, room, strict=False)]
 
     def _variables(self) -> list[Any]:
         return [*self.model.variables, *self.optimizer.variables]
@@ -97,6 +101,15 @@ class UpdateBatchStateCallback(UpdateBatchState, keras.callbacks.Callback):  # t
 
 class UpdateEpochStateCallback(UpdateEpochState, keras.callbacks.Callback):  # type: ignore[misc]
     __doc__ = UpdateEpochState.__doc__
+
+
+def _copied(variable: Any, room: Any) -> Any:
+    """Return a variable's value as an array, in `room` if that fits."""
+    array = keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable))
+    if room is None or (room.shape, room.dtype) != (array.shape, array.dtype):
+        return numpy.array(array, order="C")
+    numpy.copyto(room, array)
+    return room
 
 
 def _take_from_step(model: Any) -> None:

@@ -105,7 +105,7 @@ class Reduction:
             # Frameworks also remove the cause: they raise errors `from None`.
             self._error = error, error.__cause__
             if isinstance(error, Exception):
-                kept_errors.keep(error)
+                kept_errors.keep(error, str(error))
             raise
 
     def raise_error(self) -> None:

@@ -27,6 +27,7 @@ No torch and no numpy: imports only from layers below `comm`. Start with `run_st
 from allstep.launch.function import run
 from allstep.launch.hosts.discovery import Discovery, discover
 from allstep.launch.hosts.host_list import MAX_WORKERS, Host, assign, parse_hosts, read_hostfile
+from allstep.launch.hosts.srun import allocation, check_in_allocation
 from allstep.launch.hosts.ssh import parse_env_only
 from allstep.launch.job import Job
 from allstep.launch.launcher import RESUBMIT, Launcher
@@ -38,7 +39,9 @@ __all__ = [
     "Host",
     "Job",
     "Launcher",
+    "allocation",
     "assign",
+    "check_in_allocation",
     "discover",
     "launch",
     "parse_env_only",

@@ -2,7 +2,7 @@
 the processes that they leave behind.
 
     launcher --- socket pair --- agent on this host    --- worker, worker
-             --- ssh ----------- agent on another host --- worker, worker
+             --- ssh or srun --- agent on another host --- worker, worker
 
 The agent is the parent of the workers, and no process that it started outlives it:
 
@@ -15,7 +15,8 @@ The agent is the parent of the workers, and no process that it started outlives 
   "subreaper" and kills them.
 
 Each worker leads a session of its own, so that a signal reaches its whole process group, and Ctrl-C
-at the terminal reaches only the launcher.
+at the terminal reaches only the launcher. Slurm signals the agents (`--srun`), which report that;
+the launcher decides what follows.
 
 The messages of both directions are in `messages`.
 """
@@ -23,11 +24,9 @@ The messages of both directions are in `messages`.
 import contextlib
 import errno
 import os
-import resource
 import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -36,7 +35,7 @@ from typing import NamedTuple
 
 from allstep import faults, framework_threads, machine, wire
 from allstep.launch import horovod
-from allstep.launch.hosts.addresses import interface_variable
+from allstep.launch.hosts.addresses import hold_port, interface_variable, own_addresses
 from allstep.launch.link import FULL, Link
 from allstep.launch.messages import (
     Alive,
@@ -48,13 +47,17 @@ from allstep.launch.messages import (
     KillOne,
     Message,
     Problem,
+    Received,
     Signal,
     Start,
     Started,
     WorkerOrder,
 )
+from allstep.launch.signals import caught_signals
+from allstep.launch.signals.witness import Witness
 from allstep.launch.worker_stream import WorkerStream
 from allstep.limits import read_limits
+from allstep.process.deferred_signals import CONFIRM
 from allstep.process.family import adopt_orphans, descendants, die_with_parent, reap
 from allstep.process.liveness import Life, life_of
 
@@ -65,6 +68,8 @@ _LOOK_SECONDS = 0.05
 _MAX_LOOKS = 16
 # On a busy machine, killed processes need a while to end; the launcher waits for 5 s.
 _DYING_SECONDS = 4.0
+# In which one signal reaches all processes of a host.
+_SIGNALING_SECONDS = 0.05
 
 
 class CannotStart(Exception):
@@ -102,17 +107,26 @@ class Agent:
         # Time of the next look, and how many workers the looks before it have covered.
         self._look_at, self._num_looks = 0.0, 0
         self.done = False
-        self.port_holder = _hold_port()
+        self.port_holder = hold_port()
         self.oom_kills = machine.oom_kills()
         self.streams: list[WorkerStream] = []
+        self.witness: Witness | None = None
         self._full = False
         self._room: int | None = None
 
     def run(self) -> None:
         """Serve the launcher until `Finish` or its end; then kill all descendants."""
         adopt_orphans()
+        self.witness = Witness()
         self.selector.register(self.link.read_fd, selectors.EVENT_READ, self._receive)
-        self._send_hello()
+        with caught_signals(os.environ) as signals:
+            self.selector.register(
+                signals, selectors.EVENT_READ, lambda: self._report_signals(signals.recv(64))
+            )
+            self._send_hello()
+            self._serve()
+
+    def _serve(self) -> None:
         next_beat = time.monotonic() + self.beat_seconds
         try:
             while not self.done and not self.link.ended:
@@ -133,17 +147,9 @@ class Agent:
             self._clean_up()
 
     def _send_hello(self) -> None:
-        # Address and port of the launcher, then of this host.
-        ssh = os.environ.get("SSH_CONNECTION", "").split()
-        by_ssh = self.remote and len(ssh) == 4
-        self.link.send(
-            Hello(
-                port=self.port_holder.getsockname()[1],
-                interfaces=machine.interfaces(),
-                launcher_address=ssh[0] if by_ssh else None,
-                address=ssh[2] if by_ssh else None,
-            )
-        )
+        launcher_address, address = own_addresses(os.environ) if self.remote else (None, None)
+        port = self.port_holder.getsockname()[1]
+        self.link.send(Hello(port, machine.interfaces(), launcher_address, address))
 
     def _excuse_pause(self, now: float, late: float) -> None:
         """Do not count time in which this process did not run as silence of the launcher.
@@ -204,13 +210,28 @@ class Agent:
             case Start():
                 self._on_start(message)
             case Signal():
-                self._signal(message.number)
+                self._deliver(message)
             case Kill():
                 self._signal(signal.SIGKILL)
             case KillOne():
                 self._signal_one(message.rank, signal.SIGKILL)
             case Finish():
                 self.done = True
+
+    def _report_signals(self, numbers: bytes) -> None:
+        """Report signals to this process."""
+        for number in numbers:
+            if number != signal.SIGCHLD:
+                self.link.send(Received(number))
+
+    def _deliver(self, message: Signal) -> None:
+        """Send a signal of the launcher to the workers, unless they have received it already."""
+        # Slurm signals one process after the other, the launcher maybe before the workers.
+        time.sleep(_SIGNALING_SECONDS)
+        if self.witness is None or not self.witness.has_received(message.number):
+            self._signal(message.number)
+        if message.confirms:
+            self._signal(CONFIRM)
 
     def _signal(self, number: int) -> None:
         """Send a signal to the process group of every running worker."""
@@ -234,7 +255,7 @@ class Agent:
         except CannotStart as problem:
             self.link.send(Problem(str(problem)))
         except OSError as error:
-            self.link.send(Problem(_what_is_missing(error, len(message.workers))))
+            self.link.send(Problem(machine.why_no_start(error, len(message.workers))))
 
     def _prepare(self, message: Start) -> dict[str, str]:
         """Return the environment of this host's workers; CannotStart if the command cannot run."""
@@ -373,26 +394,3 @@ class Agent:
         while self.link.outbox and not self.link.ended and time.monotonic() < end:
             self.link.flush()
             time.sleep(0.01)
-
-
-def _what_is_missing(error: OSError, num_workers: int) -> str:
-    """Return one line about the limit of this host that prevented the start of a worker."""
-    advice = ""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        enough = max(1024, 4 * num_workers)
-        advice = f"; the limit is {soft}, each worker takes 3: raise it with `ulimit -n {enough}`"
-    return f"cannot start {num_workers} workers: {error.strerror or error}{advice}"
-
-
-def _hold_port() -> socket.socket:
-    """Reserve a port for scripts that need one (MASTER_PORT); return the socket that holds it.
-
-    The socket is bound but never listens. So the kernel does not give the port to a process that
-    asks for any free one, but does give it to a process that binds it with SO_REUSEADDR, as
-    torch's store does.
-    """
-    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("0.0.0.0", 0))
-    return holder

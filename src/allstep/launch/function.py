@@ -104,12 +104,17 @@ def run(
     - `ssh_port`, `ssh_identity_file`: port and private key for ssh to other hosts.
       `network_interfaces`: names of network interfaces, as a list or separated by commas; the first
       one is used for the traffic between hosts.
-    - Accepted without effect, and a notice states the reason: `min_num_proc`, `max_num_proc`,
-      `reset_limit` and `cooldown_range` (elastic runs), `use_gloo`, `use_mpi` and `mpi_args`.
-      `disable_cache` has no effect either: no checks of hosts are cached.
+    - `min_num_proc` or `host_discovery_script` makes the run elastic: it starts with `num_proc`
+      workers and continues with at least `min_num_proc` (default: `num_proc`), at most
+      `max_num_proc`. The script is polled, so hosts may come and go; `reset_limit` bounds how often
+      the world changes. The results are those of the first `min_num_proc` ranks of the last world.
+    - Accepted without effect, and a notice states the reason: `cooldown_range` (a failed worker is
+      replaced, its host is not blacklisted), `use_gloo`, `use_mpi` and `mpi_args`. `disable_cache`
+      has no effect either: no checks of hosts are cached.
     - Deprecated names: `np`, `min_np`, `max_np`, `network_interface`.
 
-    A worker that fails stops the others and raises RuntimeError with its traceback.
+    A worker that fails stops the others and raises RuntimeError with its traceback; in an elastic
+    run only if the others cannot continue.
     """
     # The first statement, while the arguments are the only local names.
     given = dict(locals())
@@ -117,7 +122,8 @@ def run(
     command = run_module("allstep", "run", *_arguments(options))
     command += run_module("allstep.launch.function_worker", executable=executable)
     everywhere = bool(hosts or hostfile or host_discovery_script)
-    return _call(command, func, args, kwargs or {}, bind="" if everywhere else "127.0.0.1")
+    results = _call(command, func, args, kwargs or {}, bind="" if everywhere else "127.0.0.1")
+    return results[: options["--min-np"]]
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +147,8 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("hosts and hostfile both name the hosts; give one of them")
     if given["use_gloo"] and given["use_mpi"]:
         raise ValueError("use_gloo and use_mpi exclude each other; give one of them or none")
+    if given["host_discovery_script"] and given["min_num_proc"] is None:
+        given["min_num_proc"] = num_proc
     given["verbose"] = bool(given["verbose"])
     if interfaces is not None and not isinstance(interfaces, str):
         given["network_interfaces"] = ",".join(interfaces)

@@ -10,6 +10,7 @@ import threading
 
 from allstep import wire
 from allstep.launch.large_values import chunks, collect
+from allstep.wire.keys import TICKET
 
 _HOUR = 3600.0
 # The caller's store exists before any worker starts: if it does not answer, the caller has ended.
@@ -21,7 +22,6 @@ def main() -> None:
     # cloudpickle has no type stubs.
     import cloudpickle  # type: ignore[import-untyped]
 
-    rank, size = int(os.environ["ALLSTEP_RANK"]), os.environ["ALLSTEP_SIZE"]
     ((host, _), *_) = wire.parse_addresses(os.environ["ALLSTEP_STORE"])
     caller = wire.Client(
         [(host, int(os.environ.pop("ALLSTEP_CALL_PORT")))],
@@ -29,15 +29,23 @@ def main() -> None:
         _CALLER_SECONDS,
     )
     threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
-    caller.set("size", size.encode())
     data = collect("call", lambda key: caller.get(key, 30.0))
     assert data is not None
     path, call = cloudpickle.loads(data)
     sys.path[:0] = [entry for entry in path if entry not in sys.path]
     func, args, kwargs = cloudpickle.loads(call)
+    fixed = _place()
     result = func(*args, **kwargs)
+    # In an elastic run the rank is that of the last world.
+    rank, size = _place() if TICKET in os.environ else fixed
+    caller.set("size", size.encode())
     for key, chunk in chunks(f"result/{rank}", cloudpickle.dumps(result)):
         caller.set(key, chunk)
+
+
+def _place() -> tuple[str, str]:
+    """Return rank and size of this worker."""
+    return os.environ["ALLSTEP_RANK"], os.environ["ALLSTEP_SIZE"]
 
 
 def _end_with(caller: wire.Client) -> None:

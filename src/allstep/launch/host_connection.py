@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 
 from allstep.console.escape import print_notice
 from allstep.launch.agent import Agent
-from allstep.launch.hosts import ssh
+from allstep.launch.hosts import srun, ssh
 from allstep.launch.hosts.host_list import Host, is_here
+from allstep.launch.job import Job
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Hello
+from allstep.process import stop_signals
 from allstep.process.liveness import life_of
 from allstep.process.pipe import chunks_now
 from allstep.process.python import run_module
@@ -32,10 +34,11 @@ class HostConnection:
     """The launcher's connection to one host.
 
     ranks: the ranks on this host. link: to its agent. pid: the agent, if it is a child of the
-    launcher. process: ssh, for another host, or an agent on this machine that was not forked.
-    is_here: that agent is on this machine. hello: the agent's first message, None before it.
-    groups: the process groups of workers on this machine, by rank. over: the launcher no longer
-    uses the connection. stderr_tail: the end of ssh's standard error. has_ended: `end` was called.
+    launcher. process: ssh or srun, for another host, or an agent on this machine that was not
+    forked. is_here: that agent is on this machine. by_srun: srun has started it. hello: the agent's
+    first message, None before it. groups: the process groups of workers on this machine, by rank.
+    over: the launcher no longer uses the connection. stderr_tail: the end of standard error of ssh
+    or srun. has_ended: `end` was called.
     """
 
     host: Host
@@ -44,6 +47,7 @@ class HostConnection:
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
     is_here: bool = False
+    by_srun: bool = False
     hello: Hello | None = None
     groups: dict[int, int] = field(default_factory=dict)
     over: bool = False
@@ -66,15 +70,20 @@ class HostConnection:
             return f"the agent on {self.label} ended before its hello"
         code = _wait(self.process)
         self.read_stderr()
-        return ssh.describe_failure(self.label, code, self.stderr_tail, self.link.what_came())
+        describe = srun.describe_failure if self.by_srun else ssh.describe_failure
+        return describe(self.label, code, self.stderr_tail, self.link.what_came())
 
     def why_it_ended(self) -> str:
         """Return, as part of a sentence, why the link ended after the hello."""
         if not self.remote:
             return "its agent was killed"
-        self.read_stderr()
-        last = self.stderr_tail.strip().rpartition("\n")[2]
+        last = self.last_error()
         return f"the connection to it ended ({last})" if last else "the connection to it ended"
+
+    def last_error(self) -> str:
+        """Return the last line on standard error of ssh or srun, or of the agent behind it."""
+        self.read_stderr()
+        return self.stderr_tail.strip().rpartition("\n")[2]
 
     def read_stderr(self) -> bool:
         """Read standard error of ssh, and of the agent behind it, and keep its end.
@@ -123,44 +132,49 @@ class HostConnection:
             os.close(self.link.read_fd)
 
 
-def open_connections(hosts: Sequence[Host], ssh_command: str) -> list[HostConnection]:
-    """Start an agent on every host; return the connections in order of rank.
+def open_connections(job: Job) -> list[HostConnection]:
+    """Start an agent on every host of a job; return the connections in order of rank.
 
-    Agents on this machine are forked first, while this process has no threads.
+    Agents on this machine are forked first, while this process has no threads. With `--srun` each
+    agent is a job step, on this machine too.
     """
     first_rank = 0
     here: list[tuple[Host, range]] = []
     elsewhere: list[tuple[Host, range]] = []
-    for host in hosts:
+    for host in job.hosts:
         ranks = range(first_rank, first_rank + host.slots)
         first_rank += host.slots
-        (here if is_here(host.name) else elsewhere).append((host, ranks))
+        is_child = not job.srun and is_here(host.name)
+        (here if is_child else elsewhere).append((host, ranks))
     connections: list[HostConnection] = []
     for host, ranks in here:
         connections.append(
             _fork_agent(host, ranks, [connection.link.read_fd for connection in connections])
         )
-    for host, ranks in elsewhere:
-        connections.append(open_connection(host, ranks, ssh_command, here=False))
+    connections += [open_connection(host, ranks, job, here=False) for host, ranks in elsewhere]
     return sorted(connections, key=lambda connection: connection.ranks[0])
 
 
-def open_connection(
-    host: Host, ranks: Sequence[int], ssh_command: str, *, here: bool
-) -> HostConnection:
-    """Start an agent as a process, on this machine (`here`) or with ssh; it has sent no hello yet.
+def open_connection(host: Host, ranks: Sequence[int], job: Job, *, here: bool) -> HostConnection:
+    """Start an agent as a process; it has sent no hello yet.
 
-    Raises ConfigError if there is no such ssh command.
+    here: on this machine, unless `job.srun`. Raises ConfigError if there is no such ssh command.
     """
-    if here:
-        process = _start_agent_here(host.label)
-    else:
-        process = ssh.start_agent(host.name, host.label, ssh_command)
+    here = here and not job.srun
+    process = _start_agent_here(host.label) if here else _start_agent(host, job)
     assert process.stdin and process.stdout
     if process.stderr is not None:
         os.set_blocking(process.stderr.fileno(), False)
     link = Link(process.stdout.fileno(), process.stdin.fileno(), TO_LAUNCHER)
-    return HostConnection(host, ranks, link, process=process, is_here=here)
+    return HostConnection(host, ranks, link, process=process, is_here=here, by_srun=job.srun)
+
+
+def _start_agent(host: Host, job: Job) -> subprocess.Popen[bytes]:
+    """Start the agent of another host by ssh or srun."""
+    extra = [job.env[stop_signals.VARIABLE]] if job.env.get(stop_signals.VARIABLE) else []
+    if job.srun:
+        return srun.start_agent(host.name, srun.forwarded(job.env, job.env_only), *extra)
+    return ssh.start_agent(host.name, host.label, job.ssh, *extra)
 
 
 def _start_agent_here(label: str) -> subprocess.Popen[bytes]:

@@ -23,9 +23,10 @@ class Job:
     all). log_dir: folder for one log file per rank. stream_dir: folder for Horovod's two files per
     rank. prefix: start of printed lines, a name of `output.writer.PREFIXES`. timestamps: print the
     time in front of each line. iface: network interface to use. ssh: command that reaches another
-    host. grace: seconds between a forwarded signal and SIGKILL. foreground: rank 0 inherits the
-    launcher's standard output, so that its progress bar works. max_workers: upper limit of ranks,
-    for the check of injected faults (default: the slots of the hosts).
+    host. srun: start the agents as steps of this Slurm job instead. grace: seconds between a
+    forwarded signal and SIGKILL. foreground: rank 0 inherits the launcher's standard output, so
+    that its progress bar works. max_workers: upper limit of ranks, for the check of injected faults
+    (default: the slots of the hosts). `ALLSTEP_STOP_SIGNAL` in `env` is one more signal to forward.
     """
 
     command: list[str]
@@ -40,6 +41,7 @@ class Job:
     timestamps: bool = False
     iface: str | None = None
     ssh: str = "ssh"
+    srun: bool = False
     grace: float = 30.0
     foreground: bool = False
     max_workers: int | None = None

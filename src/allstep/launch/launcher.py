@@ -36,6 +36,7 @@ from allstep.launch.messages import (
     Lines,
     Message,
     Problem,
+    Received,
     Signal,
     Started,
 )
@@ -45,6 +46,7 @@ from allstep.launch.output.writer import Output
 from allstep.launch.run_events import (
     Exited,
     Greeted,
+    HostSignaled,
     KillAll,
     LeaveHost,
     LinkEnded,
@@ -106,7 +108,7 @@ class Launcher:
         for host, connection in enumerate(self.connections):
             self._listen_to(host, connection)
         with (
-            caught_signals() as signals,
+            caught_signals(self.job.env) as signals,
             wire.Server(self.token, self._bind_address(), tickets=self.tickets) as self.store,
         ):
             self.selector.register(
@@ -130,7 +132,7 @@ class Launcher:
 
     def _open_connections(self) -> Sequence[HostConnection]:
         """Start an agent on every host of the job."""
-        return open_connections(self.job.hosts, self.job.ssh)
+        return open_connections(self.job)
 
     def _listen_to(self, host: int, connection: HostConnection) -> None:
         """Register a link, and the standard error of its ssh, with the selector."""
@@ -171,7 +173,7 @@ class Launcher:
         printed = "".join(
             f"; {connection.label}: {came}"
             for connection in late
-            if (came := connection.link.what_came())
+            if (came := connection.link.what_came() or connection.last_error())
         )
         return (
             f"no answer from {', '.join(connection.label for connection in late)} within"
@@ -230,7 +232,7 @@ class Launcher:
         for decision in decisions:
             match decision:
                 case SendSignal():
-                    self._send(Signal(decision.number), decision.host)
+                    self._send(Signal(decision.number, confirms=False), decision.host)
                 case KillAll():
                     self._send(Kill())
                 case LeaveHost():
@@ -322,6 +324,8 @@ class Launcher:
             case Exit():
                 _check_rank(message, connection)
                 self.state.take(self._exited(now, message))
+            case Received():
+                self.state.take(HostSignaled(now, host, message.number))
             case Problem():
                 self.state.take(Refused(now, host, f"{message.text} (on {connection.label})"))
 

@@ -14,7 +14,7 @@ a number that it keeps while its rank changes.
 
 ===========  =====================================================================================
 to agent     `Start`, `Signal`, `Kill`, `KillOne`, `Finish`, `Alive`
-from agent   `Hello`, `Started`, `Lines`, `Exit`, `Problem`, `Alive`
+from agent   `Hello`, `Started`, `Lines`, `Exit`, `Received`, `Problem`, `Alive`
 ===========  =====================================================================================
 """
 
@@ -114,10 +114,14 @@ class Start(Message):
 
 @dataclass(frozen=True, slots=True)
 class Signal(Message):
-    """Send this signal to the process groups of all running workers."""
+    """Send this signal to the process groups of all running workers, unless they have it already.
+
+    confirms: workers of an elastic run wait for a confirmation (`process.deferred_signals`).
+    """
 
     kind: ClassVar[str] = "signal"
     number: int
+    confirms: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,14 @@ class Exit(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Received(Message):
+    """The agent has received a signal, as Slurm sends it to the processes of a job step."""
+
+    kind: ClassVar[str] = "received"
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem(Message):
     """The host cannot start its workers; `text` is the reason, in one line."""
 
@@ -204,7 +216,7 @@ def channel(*kinds: type[Message], same_version: bool = True) -> Channel:
 
 
 TO_AGENT = channel(Start, Signal, Kill, KillOne, Finish, Alive)
-TO_LAUNCHER = channel(Lines, Hello, Started, Exit, Problem, Alive)
+TO_LAUNCHER = channel(Lines, Hello, Started, Exit, Received, Problem, Alive)
 
 
 def encode(message: Message) -> bytes:

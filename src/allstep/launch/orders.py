@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from allstep import machine
 from allstep.errors import ConfigError
 from allstep.launch.host_connection import HostConnection
-from allstep.launch.hosts import ssh
+from allstep.launch.hosts import srun, ssh
 from allstep.launch.hosts.addresses import choose_address
 from allstep.launch.job import Job
 from allstep.launch.messages import Start, WorkerOrder
@@ -64,7 +64,9 @@ class Orders:
         """Return the message for one host. addresses: of all hosts. workers: those to start."""
         job, index = self.job, self.connections.index(connection)
         own = addresses[index]
-        env = ssh.forwarded(job.env, job.env_only) if connection.remote else job.env
+        env = job.env
+        if connection.remote:
+            env = (srun if job.srun else ssh).forwarded(job.env, job.env_only)
         return Start(
             command=tuple(job.command),
             cwd=job.cwd,
@@ -97,13 +99,20 @@ class Orders:
             return "127.0.0.1"
         if address:
             return address
-        if connection.remote:
+        if self._is_elsewhere(connection):
             hello = connection.hello
             return hello.address or choose_address(
                 connection.label, hello.interfaces, machine.interfaces()
             )
-        sources = (machine.route_to(self._address(other)) for other in self._remotes())
+        elsewhere = filter(self._is_elsewhere, self.connections)
+        sources = (machine.route_to(self._address(other)) for other in elsewhere)
         return next((source for source in sources if source), "127.0.0.1")
+
+    def _is_elsewhere(self, connection: HostConnection) -> bool:
+        """Return whether an agent is on another machine; srun may have started it on this one."""
+        assert connection.hello is not None
+        is_here = connection.hello.interfaces == machine.interfaces()
+        return connection.remote and not (is_here and connection.hello.address is None)
 
     def _address_of_iface(self, connection: HostConnection) -> str:
         """Return the host's address on the interface of `--iface`; ConfigError without one."""

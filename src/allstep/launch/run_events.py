@@ -86,6 +86,15 @@ class Signaled:
     number: int
 
 
+@dataclass(frozen=True)
+class HostSignaled:
+    """The agent of a host has received a signal."""
+
+    at: float
+    host: int
+    number: int
+
+
 Event = (
     Greeted
     | WorkerStarted
@@ -95,12 +104,14 @@ Event = (
     | Refused
     | StoreEnded
     | Signaled
+    | HostSignaled
 )
 
 # A signal comes before the exits that it may explain, an exit before the end of its link.
 PRECEDENCE: tuple[type, ...] = (
     Greeted,
     Signaled,
+    HostSignaled,
     TracebackStarted,
     Exited,
     Refused,
@@ -119,6 +130,8 @@ def order(event: Event) -> tuple[float, int, int, str]:
             which, what = event.rank, ""
         case Signaled():
             which, what = event.number, ""
+        case HostSignaled():
+            which, what = event.number, str(event.host)
         case StoreEnded():
             which, what = 0, event.reason
         case Refused():

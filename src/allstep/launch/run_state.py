@@ -12,6 +12,7 @@ a rank fails                       wait 0.25 s; while all failures look like con
 a host is silent for `lost` s      count its ranks as failed
 a signal to the launcher           forward it once; SIGKILL after the grace time, 3 s after
                                    Ctrl-C; a second Ctrl-C kills. Later exits are no failures
+a signal to the agent of a host    the same, once: the other hosts cannot continue without it
 a rank exits with 75               give the others the grace time too
 the store ends, a host refuses     SIGKILL
 10 s after SIGKILL                 give up hosts that have not reported the ends of their ranks
@@ -31,6 +32,7 @@ from allstep.launch.run_events import (
     Event,
     Exited,
     Greeted,
+    HostSignaled,
     KillAll,
     LeaveHost,
     LinkEnded,
@@ -138,8 +140,9 @@ class RunState:
 
         Only signals and their deadlines count then, because the links are not read.
         """
-        signaled = [event for event in self._new_events if isinstance(event, Signaled)]
-        self._new_events = [event for event in self._new_events if not isinstance(event, Signaled)]
+        kinds = Signaled | HostSignaled
+        signaled = [event for event in self._new_events if isinstance(event, kinds)]
+        self._new_events = [event for event in self._new_events if not isinstance(event, kinds)]
         for event in sorted(signaled, key=order):
             self._apply(event)
         self._kill_when_due(now)
@@ -193,6 +196,9 @@ class RunState:
                     self._stop(signal.SIGKILL, event.at)
             case Signaled():
                 self._signaled(event)
+            case HostSignaled():
+                if event.number not in self.signals:
+                    self._signaled(Signaled(event.at, event.number))
             case LinkEnded():
                 self._link_ended(event)
 

@@ -31,6 +31,8 @@ from allstep.report.run import Run, read_runs
 from allstep.report.scores import COLUMNS, Scores, scores
 from allstep.report.series import steps
 from allstep.report.split import PHASES, Split, split
+from allstep.report.stragglers import COLUMNS as STRAGGLER_COLUMNS
+from allstep.report.stragglers import Stragglers, stragglers
 
 # workers whose time split is drawn; of more, the slowest and the fastest
 _BARS = 16
@@ -59,6 +61,7 @@ class View:
     split: Split | None
     shown_ranks: Sequence[int]
     trust: Heat | None
+    stragglers: Stragglers | None
 
 
 def write_report(
@@ -107,6 +110,7 @@ def render(runs: Sequence[Run], now: float) -> str:
             box=curves,
             phases=PHASES,
             score_columns=COLUMNS,
+            straggler_columns=STRAGGLER_COLUMNS,
             facts=facts(runs),
             config=rows,
             changed=[row for row in rows if row.differs],
@@ -131,6 +135,7 @@ def _view(run: Run, number: int, first: Run, now: float) -> View:
         split=found,
         shown_ranks=_shown_ranks(found) if found else (),
         trust=trust_heat(steps(run.record)),
+        stragglers=stragglers(run.record),
     )
 
 

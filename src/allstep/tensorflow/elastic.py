@@ -14,11 +14,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import tensorflow as tf
 
 from allstep.hvd.elastic import ObjectState, run
 from allstep.hvd.objects import broadcast_object
 from allstep.hvd.place import rank
+from allstep.tensorflow.bridge import to_torch
 from allstep.tensorflow.functions import broadcast_variables
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
@@ -36,7 +38,8 @@ class _VariablesState(ObjectState):
     ) -> None:
         self._find_variables, self._session = find_variables, session
         self._sync_op: Any = None
-        self._saved_values: list[Any] = self._values()
+        self._saved_values: list[Any] = []
+        self._saved_values = self._values()
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
 
     def save(self) -> None:
@@ -59,16 +62,18 @@ class _VariablesState(ObjectState):
         super().sync()
 
     def _values(self) -> list[Any]:
-        """Return copies of the values."""
+        """Return copies of the values, in the memory of the last ones where they fit."""
         variables = list(self._find_variables())
         if self._session is None:
-            return [_array(variable) for variable in variables]
+            room = [*self._saved_values, *[None] * len(variables)]
+            return [_copied(*pair) for pair in zip(variables, room, strict=False)]
         values: list[Any] = self._session.run(variables)
         return values
 
     def _set(self, variable: Any, value: Any) -> None:
         if self._session is None:
-            variable.assign(value)
+            # A variable may use the memory of what it is assigned.
+            variable.assign(value.copy())
         else:
             variable.load(value, self._session)
 
@@ -136,5 +141,15 @@ def _known_weights(model: Any) -> bool:
         return False
 
 
-def _array(variable: Any) -> Any:
-    return tf.convert_to_tensor(variable).numpy().copy()
+def _copied(variable: Any, room: Any) -> Any:
+    """Return a variable's value as an array, in `room` if that fits."""
+    tensor = tf.convert_to_tensor(variable)
+    try:
+        array = to_torch(tensor).numpy()
+    # torch or numpy does not know the type.
+    except (TypeError, ValueError):
+        array = tensor.numpy()
+    if room is None or (room.shape, room.dtype) != (array.shape, array.dtype):
+        return array.copy()
+    numpy.copyto(room, array)
+    return room

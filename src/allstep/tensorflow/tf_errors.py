@@ -32,12 +32,7 @@ class LateError(tf.errors.AbortedError, HorovodInternalError):  # type: ignore[m
 
 def as_of_contract(error: BaseException) -> Exception | None:
     """Return an error out of a graph with the type that it has in eager mode; None if not ours."""
-    found = kept_errors.original(error) if isinstance(error, tf.errors.OpError) else None
-    if found is None:
-        return None
-    made: Exception = _class_for(found)(None, None, str(found))
-    made.__cause__ = found
-    return made
+    return kept_errors.original(error) if isinstance(error, tf.errors.OpError) else None
 
 
 @contextmanager
@@ -48,7 +43,7 @@ def eager_errors() -> Iterator[None]:
     except (HorovodInternalError, CommError, ValueError, TypeError) as error:
         if isinstance(error, tf.errors.OpError):
             raise
-        raise _class_for(error)(None, None, str(error)) from error
+        raise _made_from(error) from error
 
 
 @contextmanager
@@ -57,10 +52,18 @@ def graph_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kept_errors.keep(error)
+        made = error if isinstance(error, tf.errors.OpError) else _made_from(error)
+        kept_errors.keep(made, str(error))
         if _class_for(error) is tf.errors.InvalidArgumentError:
             raise error if isinstance(error, ValueError) else ValueError(str(error)) from error
         raise
+
+
+def _made_from(error: Exception) -> Exception:
+    """Return TensorFlow's error for one of ours."""
+    made: Exception = _class_for(error)(None, None, str(error))
+    made.__cause__ = error
+    return made
 
 
 def _class_for(error: Exception) -> Any:

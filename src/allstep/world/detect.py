@@ -73,16 +73,19 @@ def _place_of(name: str, env: Environment) -> Place:
     return claim.place
 
 
-def tasks_per_node(text: str) -> list[int]:
-    """Return the tasks of each node from Slurm's notation: `2(x3),1` as [2, 2, 2, 1]."""
+def tasks_per_node(text: str, variable: str = _SLURM_TASKS) -> list[int]:
+    """Return the tasks of each node from Slurm's notation: `2(x3),1` as [2, 2, 2, 1].
+
+    variable: its name, for errors.
+    """
     counts: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", item.strip())
         if match is None:
-            raise WorldError(f"{_SLURM_TASKS}={cut(repr(text))} is not like '2(x3),1'")
+            raise WorldError(f"{variable}={cut(repr(text))} is not like '2(x3),1'")
         nodes = int(match[2] or 1)
         if len(counts) + nodes > _MAX_NODES:
-            found = f"{_SLURM_TASKS}={cut(repr(text))}"
+            found = f"{variable}={cut(repr(text))}"
             raise WorldError(f"{found} has more than {_MAX_NODES:,} nodes")
         counts += [int(match[1])] * nodes
     return counts

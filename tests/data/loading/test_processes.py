@@ -99,6 +99,17 @@ class TestProcesses:
         ours.close()
 
     @pytest.mark.usefixtures("processes")
+    def test_signals_of_a_queue_system_do_not_end_them(self) -> None:
+        """Slurm sends a signal to all processes of a run; the run saves, for which it may need them."""
+        ours = loader(n=200, kind="processes")
+        batches = iter(ours)
+        next(batches)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(children()[0], number)
+        assert len(list(batches)) == 19
+        ours.close()
+
+    @pytest.mark.usefixtures("processes")
     def test_a_break_leaves_them_for_the_next_loop(self) -> None:
         ours = loader(n=200, kind="processes")
         for _ in range(5):

@@ -38,7 +38,10 @@ def test_a_host_whose_agent_and_workers_ended_is_lost_at_once() -> None:
     run = running()
     run.take(LinkEnded(1.0, 1, "its agent was killed"))
     reason = "lost host b: its agent was killed"
-    assert run.decide(1.0) == [LeaveHost(1, lost=True), EndGeneration(0, reason)]
+    assert run.decide(1.0) == [
+        LeaveHost(1, lost=True, why="its agent was killed"),
+        EndGeneration(0, reason),
+    ]
 
 
 def test_workers_that_are_still_connected_keep_their_host() -> None:
@@ -49,7 +52,7 @@ def test_workers_that_are_still_connected_keep_their_host() -> None:
     run.take(LinkEnded(1.0, 1, "the connection to it ended"))
     assert tick(run, 3.0) == [] and run.has_deadline
     connected = False
-    assert tick(run, 3.5)[0] == LeaveHost(1, lost=True)
+    assert tick(run, 3.5)[0] == LeaveHost(1, lost=True, why="the connection to it ended")
 
 
 def test_a_cut_link_counts_as_silence() -> None:
@@ -58,4 +61,4 @@ def test_a_cut_link_counts_as_silence() -> None:
     run.note_alive(1, 1.0)
     run.take(LinkEnded(1.5, 1, "the connection to it ended"))
     assert tick(run, 1.0 + LOST) == []
-    assert tick(run, 1.5 + LOST)[0] == LeaveHost(1, lost=True)
+    assert tick(run, 1.5 + LOST)[0] == LeaveHost(1, lost=True, why="the connection to it ended")

@@ -1,24 +1,36 @@
-"""Shares of a run: uneven ones change only rounding, and those by speed spare a slow worker."""
+"""Shares of a run, a slow worker that gets a smaller one, and the line that names it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import allstep
 from allstep import runlog
+from allstep.report.stragglers import find
 from allstep.train import read_config
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.run.loop import train
+from allstep.train.watch import straggler_report
 from allstep.train.watch.record_callback import Record
+from allstep.train.watch.straggler_watch import StragglerWatch
 from support.ranks import Ranks
 
-OVERRIDES = ["batch=64", "precision=float64", "save.seconds=null", "evaluation.every=0.5"]
+OVERRIDES = ["batch=64", "precision=float64", "save.seconds=null", "log_every=5"]
 # In the environment of the ranks, as `--fault` puts it there.
 SLOW = {"ALLSTEP_FAULTS": "slow:4@rank=1"}
 
 
+class SoonWatch(StragglerWatch):
+    """Finds a straggler after 25 steps instead of half a minute."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        super().__init__(hosts, min_intervals=5, min_seconds=0.0)
+
+
 def run(out: Path, overrides: list[str]) -> None:
     """Train a run, or resume the one in `out`."""
+    straggler_report.StragglerWatch = SoonWatch  # type: ignore[misc]
     world = allstep.init()
     callbacks = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
     config = read_config("digits", [*OVERRIDES, *overrides])
@@ -39,12 +51,12 @@ def changes(out: Path) -> list[tuple[int, list[int]]]:
 def test_a_slow_worker_gets_fewer_samples_and_the_losses_stay_the_same(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    """Reference: the same run with even shares, on workers of equal speed."""
+    """Reference: the same run with even shares, where the slow worker holds up the other."""
     by_speed, even = tmp_path / "speed", tmp_path / "even"
     for out in (by_speed, even):
         out.mkdir()
     ranks(2, run, by_speed, ["shares=speed", "epochs=6"], env=SLOW)
-    ranks(2, run, even, ["epochs=6"])
+    ranks(2, run, even, ["epochs=6"], env=SLOW)
     assert losses(by_speed) == pytest.approx(losses(even), rel=1e-8)
     assert changes(even) == []
     found = changes(by_speed)
@@ -52,6 +64,14 @@ def test_a_slow_worker_gets_fewer_samples_and_the_losses_stay_the_same(
     assert found[-1][1][1] < 22, found
     # 21 batches of an epoch: a decision comes after every 20 updates.
     assert found[0][0] == 20 * 64
+
+    # Only the slow worker's own work shows who is slow.
+    events = runlog.read(even / "run.jsonl").events
+    slow = [line["straggler"] for line in events if "straggler" in line]
+    assert ([1], "compute") in [(each["ranks"], each["part"]) for each in slow], slow
+    assert any(line["text"].startswith("worker 1 is ") for line in events)
+    found_again = find(runlog.timed(runlog.read(even / "run.jsonl")))
+    assert "worker 1" in [each.name for each in found_again]
 
     # A resumed run starts with even shares: the first change is at most a fifth.
     ranks(2, run, by_speed, ["shares=speed", "epochs=8"], env=SLOW)

@@ -23,8 +23,13 @@ def with_minimum(
     flags: dict[str, Any], num_workers: int | None, *, as_horovodrun: bool
 ) -> dict[str, Any]:
     """Return the flags; with horovodrun's minimum if a discovery script makes the run elastic."""
-    is_switched_on = as_horovodrun and flags.get("host_discovery_script") and not is_elastic(flags)
-    return {**flags, "min_np": num_workers} if is_switched_on and num_workers else flags
+    if not as_horovodrun or not flags.get("host_discovery_script") or is_elastic(flags):
+        return flags
+    if num_workers is None:
+        raise ConfigError(
+            "the number of workers is missing: give -np N, for as many as the job needs to start"
+        )
+    return {**flags, "min_np": num_workers}
 
 
 def is_elastic(flags: dict[str, Any]) -> bool:

@@ -41,6 +41,7 @@ from allstep.comm.timeline.timeline import begin_if_asked, count_again, stop_tim
 from allstep.console.escape import print_notice
 from allstep.errors import CommError, PeerLost, WorldError
 from allstep.limits import Limits, read_limits
+from allstep.process.deferred_signals import defer_stop_signals
 from allstep.process.liveness import namespace
 from allstep.wire.keys import end_of
 from allstep.world import World, local_variables, node_of, places
@@ -157,6 +158,8 @@ def join_ranks(launcher: str | None) -> Joined:
     member = membership()
     if member is None:
         return _join_fixed(launcher)
+    if member.place is None:
+        defer_stop_signals(os.environ)
     while True:
         try:
             return _join_generation(member)

@@ -85,6 +85,8 @@ class Membership:
         self.ticket = ticket
         self.updates = 0
         self.place: Place | None = None
+        # When the last place arrived, by the monotonic clock.
+        self.placed_at = 0.0
         self._num_asked = 0
         self._reported_at = -_REPORT_SECONDS
 
@@ -115,7 +117,7 @@ class Membership:
             raise _why_lost(client, error) from error
         if "dismissed" in reply:
             raise Dismissed(reply["dismissed"], reply["code"])
-        self.place = _read(reply)
+        self.place, self.placed_at = _read(reply), time.monotonic()
         return self.place
 
 

@@ -22,12 +22,15 @@ from allstep import faults
 from allstep.data.loading.fill import Recipe, Rows, Stopped, fill
 from allstep.data.loading.process_workers import Cell, receive, send
 from allstep.process.liveness import Life, life_of
+from allstep.process.stop_signals import stop_signals
 
 
 def main(fd: int, parent: int) -> None:
     """Serve requests until the socket `fd` is closed or the process `parent` has ended."""
-    # Ctrl-C reaches the whole process group; the loader decides when its workers stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and signals of a queue system reach all processes of a run; the loader decides when its
+    # workers stop.
+    for number in (signal.SIGINT, *stop_signals(os.environ)):
+        signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     _end_with(sock, parent)
     try:

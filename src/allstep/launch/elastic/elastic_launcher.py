@@ -92,7 +92,7 @@ class ElasticLauncher(Launcher):
         found = FoundHosts(tuple(self.job.hosts), here)
         if self._discovery is not None:
             found = FoundHosts.of(self.job.hosts)
-        self.agents = HostAgents(found, connections, self.job.ssh, self.selector)
+        self.agents = HostAgents(found, connections, self.job, self.selector)
         self.connections = self.agents.connections
         for connection in connections:
             connection.ranks = []
@@ -105,7 +105,7 @@ class ElasticLauncher(Launcher):
     def _open_connections(self) -> Sequence[HostConnection]:
         """Start an agent on every host of a fixed list; on found hosts when a worker needs one."""
         found = self._discovery is not None
-        return [] if found else open_connections(self.job.hosts, self.job.ssh)
+        return [] if found else open_connections(self.job)
 
     def _bind_address(self) -> str:
         # Hosts that are found later may be other machines.
@@ -248,7 +248,7 @@ class ElasticLauncher(Launcher):
                     why = "the run stops" + ("; it saves the state" if decision.saves else "")
                     self._answer(decision.worker, dismissed=why, code=RESUBMIT)
                 case ForwardSignal():
-                    self._send(Signal(decision.number))
+                    self._send(Signal(decision.number, confirms=True))
                 case LeaveHost():
                     connection = self.connections[decision.host]
                     self.workers.end_host(connection.label)

@@ -26,6 +26,7 @@ from allstep.launch.run_events import (
     Event,
     Exited,
     Greeted,
+    HostSignaled,
     KillAll,
     LeaveHost,
     LinkEnded,
@@ -34,6 +35,7 @@ from allstep.launch.run_events import (
     StoreEnded,
 )
 from allstep.launch.run_state import HostRanks
+from allstep.launch.signals.by_host import SignalsByHost
 
 # The loop decides at least once a second; after a longer pause the launcher itself did not run.
 _PAUSE_SECONDS = 2.0
@@ -67,6 +69,7 @@ class ElasticRun:
         self._ended_links: dict[int, str] = {}
         self.may_act: Callable[[str], bool] = lambda label: False
         """Whether a worker on the host of this label may still act; the launcher sets it."""
+        self._signals = SignalsByHost()
         self._decisions: list[Decision] = []
         self._conclusion: Conclusion | None = None
 
@@ -106,6 +109,8 @@ class ElasticRun:
                 self._end_with(f"the launcher's store ended by itself ({event.reason})")
             case Signaled():
                 self.roster.take(HostsSignaled(event.at, event.number))
+            case HostSignaled():
+                self._signals.add(event.number, event.host, event.at)
 
     def report(self, event: Standby | Ready | Progress | StartFailed) -> None:
         """Record what a worker has reported through the store, or that it cannot be started."""
@@ -148,6 +153,7 @@ class ElasticRun:
             self._alive = [min(now, at + since) for at in self._alive]
         self._lose_ended_hosts(now)
         self._lose_silent_hosts(now)
+        self._pass_signals_on(now)
         decisions: list[Decision | Action] = [*self._decisions]
         self._decisions = []
         for action in self.roster.decide(now):
@@ -173,6 +179,12 @@ class ElasticRun:
                 del self._ended_links[host]
                 self._lose(host, why, now)
 
+    def _pass_signals_on(self, now: float) -> None:
+        """Pass on the signals to all hosts, or to some, that agents have reported."""
+        for number, hosts in self._signals.take(now, self.greeted - self.over):
+            labels = None if hosts is None else tuple(self.hosts[each].label for each in hosts)
+            self.roster.take(HostsSignaled(now, number, labels))
+
     def _lose_silent_hosts(self, now: float) -> None:
         for number, host in enumerate(self.hosts):
             is_watched = host.remote and number in self.greeted and number not in self.over
@@ -186,7 +198,8 @@ class ElasticRun:
     @property
     def has_deadline(self) -> bool:
         """Return whether time alone may lead to a decision soon."""
-        return bool(self._ended_links) or (self.started and self.roster.deadline is not None)
+        is_waiting = self._signals.is_waiting or bool(self._ended_links)
+        return self.started and (is_waiting or self.roster.deadline is not None)
 
     @property
     def may_start(self) -> bool:

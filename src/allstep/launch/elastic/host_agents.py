@@ -20,6 +20,7 @@ from functools import partial
 from allstep.launch.elastic.host_poll import FoundHosts
 from allstep.launch.host_connection import HostConnection, open_connection
 from allstep.launch.hosts.host_list import Host
+from allstep.launch.job import Job
 from allstep.launch.messages import BadMessage, Finish
 
 
@@ -33,13 +34,13 @@ class HostAgents:
         self,
         found: FoundHosts,
         connections: Sequence[HostConnection],
-        ssh: str,
+        job: Job,
         selector: selectors.BaseSelector,
     ) -> None:
         self.connections = list(connections)
         self.found = found
         self._listed = {host.label: host for host in found.hosts}
-        self._ssh = ssh
+        self._job = job
         self._selector = selector
         self._opened_at = dict.fromkeys(range(len(connections)), 0.0)
 
@@ -69,7 +70,7 @@ class HostAgents:
         Raises ConfigError if there is no such ssh command.
         """
         host = self._listed[label]
-        connection = open_connection(host, [], self._ssh, here=label in self.found.here)
+        connection = open_connection(host, [], self._job, here=label in self.found.here)
         self.connections.append(connection)
         number = len(self.connections) - 1
         self._opened_at[number] = now

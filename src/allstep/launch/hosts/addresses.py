@@ -1,8 +1,9 @@
 """Chooses the address at which other hosts reach a host whose agent does not know it.
 
 sshd puts the address at which it was reached into the environment (`SSH_CONNECTION`), and the agent
-reports it. With another command in its place (`--ssh "kubectl exec"`, a wrapper, `docker exec`) the
-agent can only list the addresses of its interfaces. The launcher then chooses among these:
+reports it. With another command in its place (`--srun`, `--ssh "kubectl exec"`, a wrapper, `docker
+exec`) the agent can only list the addresses of its interfaces. The launcher then chooses among
+these:
 
 1. one to which the host's name resolves on the launcher's host;
 2. else the first to which the launcher's host has a route and that it does not have itself, as it
@@ -15,6 +16,14 @@ from collections.abc import Mapping, Sequence
 
 from allstep import machine
 from allstep.errors import ConfigError
+
+
+def own_addresses(env: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return the addresses of the launcher and of this host, as far as sshd or Slurm set them."""
+    # Address and port of the client, then of this host.
+    ssh = env.get("SSH_CONNECTION", "").split()
+    by_ssh = len(ssh) == 4 and not env.get("SLURM_STEP_ID")
+    return (ssh[0], ssh[2]) if by_ssh else (env.get("SLURM_LAUNCH_NODE_IPADDR"), None)
 
 
 def choose_address(
@@ -78,3 +87,16 @@ def interface_variable(
         (found for source in sources if source and (found := machine.interface_of(source))), None
     )
     return {name: interface} if interface else {}
+
+
+def hold_port() -> socket.socket:
+    """Reserve a port for scripts that need one (MASTER_PORT); return the socket that holds it.
+
+    The socket is bound but never listens. So the kernel does not give the port to a process that
+    asks for any free one, but does give it to a process that binds it with SO_REUSEADDR, as
+    torch's store does.
+    """
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("0.0.0.0", 0))
+    return holder

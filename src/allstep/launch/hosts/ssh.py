@@ -61,9 +61,13 @@ def split_command(ssh: str) -> list[str]:
     return arguments
 
 
-def start_agent(host: str, label: str, ssh: str) -> subprocess.Popen[bytes]:
-    """Start the agent on a host; its stdout has the agent's messages, its stderr ssh's errors."""
-    command = command_on(host, ssh, *module_flags("allstep.launch.agent_main"), label)
+def start_agent(host: str, label: str, ssh: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start the agent on a host; its stdout has the agent's messages, its stderr ssh's errors.
+
+    arguments: further ones of the agent.
+    """
+    agent = module_flags("allstep.launch.agent_main")
+    command = command_on(host, ssh, *agent, label, *arguments)
     try:
         return subprocess.Popen(
             command,

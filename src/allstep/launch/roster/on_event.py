@@ -178,7 +178,8 @@ def _start_failed(state: ElasticState, event: StartFailed) -> None:
 def _fail_to_start(
     state: ElasticState, worker: LivingWorker, event: StartFailed | HostLost
 ) -> None:
-    if state.is_offered(worker, event.at):
+    # At the end of a run it is not needed any more.
+    if state.is_offered(worker, event.at) and state.stage is not Stage.FINISHING:
         failure = Failure(worker.number, worker.host, 1, event.at, lost=event.why)
         state.losses.before_joining.append(Loss(worker.number, failure))
         state.exclude(worker, event.at, did_not_start=True)
@@ -211,6 +212,14 @@ def _add_lost_ranks(state: ElasticState, lost: list[LivingWorker], event: HostLo
         state.losses.add(Loss(lost[0].number, failure))
 
 
+def _leave_by_signal(state: ElasticState, hosts: tuple[str, ...], number: int) -> None:
+    """Record why the members on these hosts leave the current generation."""
+    members = state.workers.having(Phase.MEMBER)
+    leaving = [host for host in hosts if any(each.host == host for each in members)]
+    if leaving and state.stage is Stage.RUNNING:
+        state.reason = f"{', '.join(leaving)} received signal {number} and leaves"
+
+
 def _signaled(state: ElasticState, event: HostsSignaled) -> None:
     if event.hosts is not None:
         for host in event.hosts:
@@ -218,6 +227,7 @@ def _signaled(state: ElasticState, event: HostsSignaled) -> None:
         stays = any(state.is_offered(worker, event.at) for worker in state.workers)
         # Signals that reach all hosts one by one mean the same as one to all.
         if stays or not state.workers:
+            _leave_by_signal(state, event.hosts, event.number)
             return
     stopping = state.stopping or Stopping(float("inf"), state.verdict())
     if stopping.forward(event.number, event.at, state.policy.grace):

@@ -1,11 +1,10 @@
 """The elastic state of a torch training: models, optimizers and samplers are copied by handlers,
-other values are plain attributes.
+into memory that is allocated once (`saved_values`); other values are plain attributes.
 
 `set_handler_registry` adds handlers for other types: a list of (type, handler class), of which the
 first match is used.
 """
 
-import copy
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from allstep.hvd.elastic import ObjectState
 from allstep.hvd.place import rank
 from allstep.torch.elastic.sampler import ElasticSampler
+from allstep.torch.elastic.saved_values import SavedValues
 from allstep.torch.functions import (
     broadcast_object,
     broadcast_optimizer_state,
@@ -49,13 +49,17 @@ class _CopyOfState(StateHandler):
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
+        self._saved = SavedValues()
         self.save()
 
     def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
+        self._saved.save(self.value.state_dict())
 
     def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
+        # With shared weights the ranks build a state dict together, and one of them may be lost.
+        is_shared = getattr(self.value, "_shares_weights", False)
+        present = {} if is_shared else self.value.state_dict()
+        self.value.load_state_dict(self._saved.restored(present))
 
 
 class ModelStateHandler(_CopyOfState):

@@ -1,8 +1,8 @@
 """Early stop of a run: after a signal of the queue system, or before its time limit.
 
 ```
-SIGTERM, SIGUSR1   warning of the queue: noted only; the current step is finished, but an
-                   evaluation is interrupted
+SIGTERM, SIGUSR1   warning of the queue (also --stop-signal): noted only; the current step is
+                   finished, but an evaluation is interrupted
 --max-time         limit of the queue: stop earlier, by the time that a step, an evaluation and
                    a checkpoint take (at least 1 s)
 
@@ -11,7 +11,9 @@ max-time  |------ training ------|- step, evaluate, save -|
 ```
 
 A `Stopping` knows only its own rank. The loop adds `why` to a collective of every step, so that all
-ranks stop after the same step, save, and exit with 75 ("saved, resubmit me").
+ranks stop after the same step, save, and exit with 75 ("saved, resubmit me"). In an elastic run a
+signal may be meant for one host, which then leaves; only a confirmed signal is a request to stop
+(`process.deferred_signals`).
 
 The clock starts at the launch if `ALLSTEP_STARTED` (seconds since 1970) gives its time: workers
 that needed a minute to find each other have a minute less. Otherwise it starts here. `allstep
@@ -33,9 +35,11 @@ from typing import Any, NoReturn
 from allstep.errors import ConfigError
 from allstep.launch import RESUBMIT
 from allstep.launch.signals import heeded
+from allstep.process.deferred_signals import DeferredSignals, die_of
+from allstep.process.stop_signals import name_of, stop_signals
+from allstep.wire.keys import TICKET
 
 STARTED = "ALLSTEP_STARTED"
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 EVALUATION = "evaluation"
 """Name of the cost of an evaluation in `note_cost`."""
 _MIN_MARGIN = 1.0
@@ -61,7 +65,7 @@ class Stopping:
         self._costs: dict[str, float] = {}
         self._why: str | None = None
         self._signaled = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: dict[int, Any] = {}
         self._process = os.getpid()
 
     @property
@@ -111,7 +115,11 @@ class Stopping:
 
     def __enter__(self) -> "Stopping":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in heeded(SIGNALS)}
+            numbers = heeded(stop_signals(os.environ))
+            if os.environ.get(TICKET):
+                self._before = DeferredSignals(self._stop_by).install(numbers)
+            else:
+                self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(
@@ -126,17 +134,21 @@ class Stopping:
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Record a signal as the reason to stop (signal handler)."""
         if os.getpid() != self._process:
-            _die_of(number)
+            die_of(number)
         else:
-            self._signaled = True
-            self._why = self._why or signal.Signals(number).name
+            self._stop_by(number)
+
+    def _stop_by(self, number: int) -> None:
+        self._signaled = True
+        self._why = self._why or name_of(number)
 
 
 @contextmanager
-def exit_on_signal() -> Iterator[None]:
+def exit_on_signal(first: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Exit with "resubmit me" on a signal within the context, whatever the process waits for.
 
-    For the preparations before `Stopping` handles signals, when there is nothing to save.
+    For the preparations before `Stopping` handles signals, when there is nothing to save. first: is
+    called before the exit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -145,37 +157,49 @@ def exit_on_signal() -> Iterator[None]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:
-            _die_of(number)
+            die_of(number)
         else:
-            _exit_without_saving(number)
+            _exit_without_saving(number, first)
 
-    before = {number: signal.signal(number, leave) for number in heeded(SIGNALS)}
+    numbers = heeded(stop_signals(os.environ))
+    before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:
         _put_back(before)
 
 
-def _exit_without_saving(number: int) -> NoReturn:
-    """Report the signal and end the process with "resubmit me"."""
+@contextmanager
+def ignore_stop_signals() -> Iterator[None]:
+    """Ignore stop signals in the context: the run has stopped, and its last action may cause one.
+
+    Slurm sends SIGTERM to a job that is requeued.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = stop_signals(os.environ)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        _put_back(before)
+
+
+def _exit_without_saving(number: int, first: Callable[[], None]) -> NoReturn:
+    """Report the signal, call `first`, and end the process with "resubmit me"."""
     line = (
-        f"allstep: stopped by {signal.Signals(number).name} while no step was running:"
-        " there is nothing to save"
+        f"allstep: stopped by {name_of(number)} while no step was running: there is nothing to save"
     )
     os.write(2, f"{line}\n".encode())
-    os._exit(RESUBMIT)
+    try:
+        with ignore_stop_signals():
+            first()
+    finally:
+        os._exit(RESUBMIT)
 
 
-def _die_of(number: int) -> None:
-    """End this process by the signal with the default handler.
-
-    A process that was forked from one with our handler must end, as its parent expects.
-    """
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-
-def _put_back(handlers: Mapping[signal.Signals, Any]) -> None:
+def _put_back(handlers: Mapping[int, Any]) -> None:
     """Restore the former signal handlers."""
     for number, handler in handlers.items():
         # None means a handler that was not set by Python.

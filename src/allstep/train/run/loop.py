@@ -43,8 +43,9 @@ from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome, StepReport
 from allstep.train.step.noise import measure_noise
 from allstep.train.step.step import Clock, step
-from allstep.train.watch.callback import Callback, Callbacks
+from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Evaluated, Result, Score
+from allstep.train.watch.straggler_report import with_straggler_report
 from allstep.world import World
 
 # Updates between two comparisons of the ranks' weights.
@@ -74,7 +75,7 @@ def train(
     comm.init()
     with Stopping(max_seconds) as stopping:
         job = make_job(config.resolved(world.size), world, out, snapshot)
-        callback = Callbacks(callbacks)
+        callback = with_straggler_report(callbacks)
         callback.start(opening(job, with_flop=bool(callbacks)))
         run = _Run(job, callback, stopping)
         try:

@@ -1,4 +1,4 @@
-"""Signals to the launcher, delivered to its loop through a socket.
+"""Signals to the launcher or an agent, delivered to its loop through a socket.
 
 A signal that is ignored on entry stays ignored: `nohup` ignores SIGHUP so that a run survives the
 logout, and a shell ignores SIGINT in jobs that it starts in the background.
@@ -7,26 +7,27 @@ logout, and a shell ignores SIGINT in jobs that it starts in the background.
 import contextlib
 import signal
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+from allstep.process.stop_signals import stop_signals
 
 
-def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+def heeded(numbers: Iterable[int]) -> list[int]:
     """Return those of `numbers` that this process does not ignore."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
-def caught_signals() -> Iterator[socket.socket]:
+def caught_signals(env: Mapping[str, str]) -> Iterator[socket.socket]:
     """Yield a socket that receives one byte, the number, per signal; ignored ones stay ignored.
 
-    At the end the previous handlers are restored.
+    env: may have one more signal (`--stop-signal`). At the end the previous handlers are restored.
     """
+    numbers = (signal.SIGINT, signal.SIGHUP, *stop_signals(env))
     wake_out, wake_in = socket.socketpair()
     wake_out.setblocking(False)
     wake_in.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in heeded(_CAUGHT)}
+    before = {number: signal.signal(number, lambda *_: None) for number in heeded(numbers)}
     before_fd = signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
     try:
         yield wake_in
