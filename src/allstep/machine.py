@@ -8,8 +8,10 @@ time (containers), and the number of ranks that share the rest.
 """
 
 import ctypes
+import errno
 import fcntl
 import os
+import resource
 import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -338,3 +340,13 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, -1))
+
+
+def why_no_start(error: OSError, num_workers: int) -> str:
+    """Return one line about the limit of this host that prevented the start of a worker."""
+    advice = ""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        enough = max(1024, 4 * num_workers)
+        advice = f"; the limit is {soft}, each worker takes 3: raise it with `ulimit -n {enough}`"
+    return f"cannot start {num_workers} workers: {error.strerror or error}{advice}"

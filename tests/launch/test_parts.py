@@ -339,6 +339,50 @@ def test_an_agent_starts_without_a_warning() -> None:
     assert done.stdout.startswith('{"kind": "hello"')
 
 
+LARGE = """
+memory = bytearray(800 << 20)
+memory[:: 4096] = bytes(len(memory) // 4096)
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_large_worker_is_reported_before_its_memory_is_free() -> None:
+    """With its exit code, and with what it has printed."""
+    for _ in range(6):  # a machine that stands still just then gets another round
+        ours, theirs = socket.socketpair()
+        agent = Agent(Link(ours.fileno(), ours.fileno(), TO_AGENT), "here", remote=False)
+        launcher = Link(theirs.fileno(), theirs.fileno(), TO_LAUNCHER)
+        pipe = subprocess.PIPE
+        process = subprocess.Popen([sys.executable, "-c", LARGE], stdin=pipe, stdout=pipe)
+        process.stdout.readline()
+        life = life_of(process.pid)
+        agent.workers[0] = Worker(0, process, life)
+        agent.running.add(0)
+        agent.selector.register(life, 1)
+        agent._look()
+        assert list(launcher.receive()) == []
+        process.kill()
+        while 0 in agent.running and not life.has_ended():
+            agent._look()
+        was_there = not life.has_ended()
+        if 0 in agent.running:
+            agent._exited(0)
+        assert [(each.rank, each.code) for each in launcher.receive()] == [(0, -9)]
+        process.communicate()
+        if was_there:
+            agent._exited(0)
+            assert list(launcher.receive()) == [], "reported once"
+        agent.selector.close()
+        agent.port_holder.close()
+        ours.close()
+        theirs.close()
+        if was_there:
+            return
+    pytest.fail("reported only when the memory had been freed")
+
+
 @pytest.mark.usefixtures("processes")
 def test_a_worker_that_was_killed_first_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 has failed because of worker 1, whose memory the kernel has not freed yet."""

@@ -124,6 +124,19 @@ def test_an_agent_without_orders_gives_up_sooner_than_the_default(link: Link) ->
     agent.port_holder.close()
 
 
+def test_a_pause_of_the_agent_is_silence_in_an_elastic_run(link: Link) -> None:
+    """The launcher may have formed a world without this host meanwhile."""
+    agent = Agent(link, "far", remote=True)
+    for is_elastic, ends in [(False, False), (True, True)]:
+        agent.is_elastic = is_elastic
+        now = time.monotonic()
+        agent.last_received = now - 8
+        agent._excuse_pause(now, 7.5)
+        agent._beat()
+        assert agent.link.ended is ends
+    agent.port_holder.close()
+
+
 @pytest.mark.parametrize("lost", ["0.5", "3", "10", "60"])
 def test_two_worlds_never_run_at_once(lost: str) -> None:
     """The cable is cut.

@@ -110,6 +110,31 @@ def test_a_task_that_starts_another_before_it_exits(
     assert not life.is_ending()
 
 
+def stat_with(status: int) -> str:
+    fields = ["7", "(a b) c)", "S", *map(str, range(4, 52)), str(status)]
+    return " ".join(fields) + "\n"
+
+
+def test_the_exit_code_of_a_process_that_is_ending(
+    sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """The kernel shows a status before it frees the memory; 0 may mean that it does not show it."""
+    life = Life(sleeper.pid)
+    assert life.ending_code() is None
+    tasks = Tasks(tmp_path, life)
+    for flags, status, code in [
+        (LIVING, signal.SIGKILL, None),
+        (EXITING, signal.SIGKILL, -signal.SIGKILL),
+        (EXITING, 3 << 8, 3),
+        (EXITING, 0, None),
+    ]:
+        tasks.set({sleeper.pid: flags})
+        (tmp_path / "stat").write_text(stat_with(status))
+        assert life.ending_code() == code
+    (tmp_path / "stat").unlink()
+    assert life.ending_code() is None
+
+
 @pytest.mark.usefixtures("processes")
 def test_a_main_thread_that_ends_before_the_others() -> None:
     """The kernel shows such a process as a zombie; it lives."""
@@ -149,6 +174,7 @@ def test_a_folder_that_may_not_be_read(sleeper: subprocess.Popen[bytes], tmp_pat
 
 def test_one_life_for_all_that_watch_it(sleeper: subprocess.Popen[bytes]) -> None:
     life = life_of(sleeper.pid)
+    gc.collect()  # files of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     assert life_of(sleeper.pid) is life and len(os.listdir("/proc/self/fd")) == before
     sleeper.kill()

@@ -9,6 +9,8 @@ The agent is the parent of the workers, and no process that it started outlives 
 * If the launcher is lost (end of file, or for an agent on another host no message for 0.7 of `lost`
   seconds), the agent kills everything.
 * If the agent itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG).
+* A worker that was killed is reported as soon as all its tasks are exiting, before the kernel has
+  freed its memory (`process.liveness`). It cannot act any more, so a new world may form.
 * If a worker leaves processes behind, even in a session of their own, the agent inherits them as
   "subreaper" and kills them.
 
@@ -22,11 +24,9 @@ The messages of both directions are in `messages`.
 import contextlib
 import errno
 import os
-import resource
 import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from allstep import faults, framework_threads, machine, wire
 from allstep.launch import horovod
-from allstep.launch.hosts.addresses import own_addresses
+from allstep.launch.hosts.addresses import hold_port, interface_variable, own_addresses
 from allstep.launch.link import FULL, Link
 from allstep.launch.messages import (
     Alive,
@@ -63,6 +63,9 @@ from allstep.process.liveness import Life, life_of
 
 # A heartbeat that is late by so much was delayed by the machine, not by the launcher.
 _PAUSE_SECONDS = 1.0
+# Between two looks at the tasks of the workers, of so many at most: 0.3% of a core.
+_LOOK_SECONDS = 0.05
+_MAX_LOOKS = 16
 # On a busy machine, killed processes need a while to end; the launcher waits for 5 s.
 _DYING_SECONDS = 4.0
 # In which one signal reaches all processes of a host.
@@ -101,8 +104,10 @@ class Agent:
         self.is_elastic = False
         # Rank and exit code of ended workers that have not been reported.
         self._ended: list[tuple[int, int]] = []
+        # Time of the next look, and how many workers the looks before it have covered.
+        self._look_at, self._num_looks = 0.0, 0
         self.done = False
-        self.port_holder = _hold_port()
+        self.port_holder = hold_port()
         self.oom_kills = machine.oom_kills()
         self.streams: list[WorkerStream] = []
         self.witness: Witness | None = None
@@ -126,13 +131,14 @@ class Agent:
         try:
             while not self.done and not self.link.ended:
                 self._wait_for_room()
-                for key, _ in self.selector.select(max(0.0, next_beat - time.monotonic())):
+                due = min(next_beat, self._look_at) if self.running else next_beat
+                for key, _ in self.selector.select(max(0.0, due - time.monotonic())):
                     key.data()
-                if (now := time.monotonic()) >= next_beat:
-                    # Time in which this process did not run (stopped, or the machine suspended)
-                    # does not count as silence of the launcher.
-                    if now - next_beat > _PAUSE_SECONDS:
-                        self.last_received = min(now, self.last_received + now - next_beat)
+                if (now := time.monotonic()) >= self._look_at:
+                    self._look_at = now + _LOOK_SECONDS
+                    self._look()
+                if now >= next_beat:
+                    self._excuse_pause(now, now - next_beat)
                     next_beat = now + self.beat_seconds
                     self._beat()
                 self.link.flush()
@@ -144,6 +150,15 @@ class Agent:
         launcher_address, address = own_addresses(os.environ) if self.remote else (None, None)
         port = self.port_holder.getsockname()[1]
         self.link.send(Hello(port, machine.interfaces(), launcher_address, address))
+
+    def _excuse_pause(self, now: float, late: float) -> None:
+        """Do not count time in which this process did not run as silence of the launcher.
+
+        It was stopped, or the machine suspended. In an elastic run the time counts: the launcher
+        may have formed a world without this host.
+        """
+        if late > _PAUSE_SECONDS and not self.is_elastic:
+            self.last_received = min(now, self.last_received + late)
 
     def _beat(self) -> None:
         """Send a sign of life; end if the launcher has been silent for too long."""
@@ -240,7 +255,7 @@ class Agent:
         except CannotStart as problem:
             self.link.send(Problem(str(problem)))
         except OSError as error:
-            self.link.send(Problem(_what_is_missing(error, len(message.workers))))
+            self.link.send(Problem(machine.why_no_start(error, len(message.workers))))
 
     def _prepare(self, message: Start) -> dict[str, str]:
         """Return the environment of this host's workers; CannotStart if the command cannot run."""
@@ -252,8 +267,10 @@ class Agent:
         store = self._reach_store(message)
         env["ALLSTEP_STORE"] = wire.format_addresses([store])
         env[faults.AGENT] = str(os.getpid())
+        # The ranks of an elastic run choose it in each world: hosts may join later.
+        peers = None if message.is_elastic else message.peers
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            env.update(_interface_variable(name, message, env))
+            env.update(interface_variable(name, message.iface, peers, env))
         env.update(horovod.host_variables(store, env))
         try:
             os.chdir(message.cwd)
@@ -311,13 +328,29 @@ class Agent:
         self.link.send(Started(rank, process.pid))
 
     def _exited(self, rank: int) -> None:
-        """Send the remaining output of an ended worker, and its exit code.
+        """Report a worker whose process is gone, unless that was done while it was ending.
 
         Processes that it left behind are killed at the end of the run, or now in an elastic one.
         """
         worker = self.workers[rank]
         self.selector.unregister(worker.life)
         code = worker.process.wait()
+        if rank in self.running:
+            self._record_end(rank, code)
+            self._report_all_ends()
+
+    def _look(self) -> None:
+        """Report workers that are ending although the kernel still frees their memory."""
+        ranks = sorted(self.running)
+        for _ in range(min(_MAX_LOOKS, len(ranks))):
+            self._num_looks += 1
+            rank = ranks[self._num_looks % len(ranks)]
+            if code := self.workers[rank].life.ending_code():
+                self._record_end(rank, code)
+                self._report_all_ends()
+                return
+
+    def _record_end(self, rank: int, code: int) -> None:
         if self.is_elastic:
             self._signal_one(rank, signal.SIGKILL)
         for stream in self.streams:
@@ -325,10 +358,20 @@ class Agent:
                 stream.drain()
         self.running.discard(rank)
         self._ended.insert(0, (rank, code))
-        # Another worker may have been killed first and still be freeing its memory, while this one
-        # has already failed because of it. The launcher must learn of both at once, so that it
-        # reports the right one.
-        if not any(self.workers[other].life.is_ending() for other in self.running):
+
+    def _report_all_ends(self) -> None:
+        """Report the ended workers, and before them those that are ending.
+
+        A worker may have been killed first and still be freeing its memory, while another one has
+        already failed because of it. The launcher must learn of both at once, so that it reports
+        the right one.
+        """
+        ending = [rank for rank in self.running if self.workers[rank].life.is_ending()]
+        for rank in ending:
+            if code := self.workers[rank].life.ending_code():
+                self._record_end(rank, code)
+        # Those without a known code are waited for.
+        if not any(rank in self.running for rank in ending):
             self._report_ends()
 
     def _report_ends(self) -> None:
@@ -351,45 +394,3 @@ class Agent:
         while self.link.outbox and not self.link.ended and time.monotonic() < end:
             self.link.flush()
             time.sleep(0.01)
-
-
-def _what_is_missing(error: OSError, num_workers: int) -> str:
-    """Return one line about the limit of this host that prevented the start of a worker."""
-    advice = ""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        enough = max(1024, 4 * num_workers)
-        advice = f"; the limit is {soft}, each worker takes 3: raise it with `ulimit -n {enough}`"
-    return f"cannot start {num_workers} workers: {error.strerror or error}{advice}"
-
-
-def _hold_port() -> socket.socket:
-    """Reserve a port for scripts that need one (MASTER_PORT); return the socket that holds it.
-
-    The socket is bound but never listens. So the kernel does not give the port to a process that
-    asks for any free one, but does give it to a process that binds it with SO_REUSEADDR, as
-    torch's store does.
-    """
-    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("0.0.0.0", 0))
-    return holder
-
-
-def _interface_variable(name: str, message: Start, env: dict[str, str]) -> dict[str, str]:
-    """Return the variable that sets the interface of Gloo or NCCL; empty to leave it unset.
-
-    The interface is the one of `--iface`, else the one that routes to the other hosts.
-    """
-    if message.iface:
-        return {name: message.iface}
-    # The ranks of an elastic run choose it in each world: hosts may join that are not known yet.
-    if name in env or message.is_elastic:
-        return {}
-    if not message.peers:
-        return {name: "lo"} if name.startswith("GLOO") else {}
-    sources = (machine.route_to(address) for address in message.peers)
-    interface = next(
-        (found for source in sources if source and (found := machine.interface_of(source))), None
-    )
-    return {name: interface} if interface else {}

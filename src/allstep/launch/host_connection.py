@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,14 @@ from allstep.launch.job import Job
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Hello
 from allstep.process import stop_signals
+from allstep.process.liveness import life_of
 from allstep.process.pipe import chunks_now
 from allstep.process.python import run_module
 
 # Characters that are kept of ssh's standard error: errors quote its last line.
 _MAX_STDERR = 1 << 16
+# A killed process that is blocked in the kernel may need long to end.
+_DYING_SECONDS = 2.0
 
 
 @dataclass
@@ -32,9 +36,9 @@ class HostConnection:
     ranks: the ranks on this host. link: to its agent. pid: the agent, if it is a child of the
     launcher. process: ssh or srun, for another host, or an agent on this machine that was not
     forked. is_here: that agent is on this machine. by_srun: srun has started it. hello: the agent's
-    first message, None before it. groups: the process groups of workers on this machine. over: the
-    launcher no longer uses the connection. stderr_tail: the end of standard error of ssh or srun.
-    has_ended: `end` was called.
+    first message, None before it. groups: the process groups of workers on this machine, by rank.
+    over: the launcher no longer uses the connection. stderr_tail: the end of standard error of ssh
+    or srun. has_ended: `end` was called.
     """
 
     host: Host
@@ -45,7 +49,7 @@ class HostConnection:
     is_here: bool = False
     by_srun: bool = False
     hello: Hello | None = None
-    groups: list[int] = field(default_factory=list)
+    groups: dict[int, int] = field(default_factory=dict)
     over: bool = False
     stderr_tail: str = ""
     has_ended: bool = False
@@ -95,10 +99,16 @@ class HostConnection:
         return True
 
     def kill_workers_here(self) -> None:
-        """Kill the workers on this machine whose agent has ended; they may have survived it."""
-        for group in self.groups:
+        """Kill the workers on this machine whose agent has ended; they may have survived it.
+
+        Waits until they cannot act any more: a world may be formed without them.
+        """
+        for group in self.groups.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
+        end = time.monotonic() + _DYING_SECONDS
+        while any(map(_may_act, self.groups.values())) and time.monotonic() < end:
+            time.sleep(0.001)
 
     def end(self) -> None:
         """End the agent, or ssh, and close the connection, once."""
@@ -207,6 +217,14 @@ def _be_agent(theirs: socket.socket, not_ours: list[int], label: str) -> None:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _may_act(pid: int) -> bool:
+    """Return whether a process still runs its program."""
+    try:
+        return not life_of(pid).is_ending()
+    except OSError:
+        return False
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int | None:

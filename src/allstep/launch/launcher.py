@@ -185,7 +185,8 @@ class Launcher:
         while not self.ended.wait(self.limits.beat):
             for connection in self._remotes():
                 # A lost host gets no more of them, so that its agent kills what may still run.
-                if not connection.over and not connection.link.outbox:
+                is_in_use = not connection.over and not connection.link.ended
+                if is_in_use and not connection.link.outbox:
                     connection.link.send(Alive())
 
     def _start_workers(self) -> None:
@@ -296,6 +297,9 @@ class Launcher:
             if fault := fault_records.last_of(self.store, connection.ranks):
                 why += f" (injected fault: {fault})"
             self.state.take(LinkEnded(self._moment(), host, why))
+            # The run state may decide later what follows.
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(connection.link.read_fd)
 
     def _read_stderr(self, connection: HostConnection, stream: IO[bytes]) -> None:
         if not connection.read_stderr():
@@ -315,7 +319,7 @@ class Launcher:
             case Started():
                 _check_rank(message, connection)
                 if not connection.remote:
-                    connection.groups.append(message.pid)
+                    connection.groups[message.rank] = message.pid
                 self.state.take(WorkerStarted(now, host))
             case Exit():
                 _check_rank(message, connection)
@@ -347,7 +351,7 @@ class Launcher:
         self._send(Finish())
         end = time.monotonic() + _FINISH_SECONDS
         while time.monotonic() < end and any(
-            connection.hello and not connection.over for connection in self.connections
+            each.hello and not each.over and not each.link.ended for each in self.connections
         ):
             for key, _ in self.selector.select(0.1):
                 if isinstance(key.data, int):

@@ -34,6 +34,8 @@ from pathlib import Path
 _PF_EXITING = 0x4
 # Index of the flags among the fields after the name: state, ppid, pgrp, session, tty, tpgid, flags.
 _FLAGS = 6
+# Index of the status for waitpid, field 52 of the whole line.
+_EXIT_STATUS = 49
 
 
 class Life:
@@ -84,6 +86,21 @@ class Life:
         except OSError:
             # Gone meanwhile, or this process is out of file descriptors: ask the pidfd.
             return self.has_ended()
+
+    def ending_code(self) -> int | None:
+        """Return the exit code of a process that is ending, as subprocess does; None if unknown.
+
+        The kernel knows the code before it frees the memory. It shows 0 to callers that may not
+        see it, so 0 is never returned: wait for the process instead.
+        """
+        if self._folder is None or not self.is_ending():
+            return None
+        try:
+            stat = _read("stat", self._folder)
+        except OSError:
+            return None
+        status = exit_status_of(stat)
+        return os.waitstatus_to_exitcode(status) if status else None
 
     def __del__(self) -> None:
         for fd in (getattr(self, "_pidfd", None), getattr(self, "_folder", None)):
@@ -188,17 +205,26 @@ def _is_exiting(path: str, folder: int) -> bool:
 def _flags_in(path: str, folder: int) -> int | None:
     """Return the kernel's flags of a task; None if the task does not exist any more."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            return flags_of(os.read(fd, 4096))
-        finally:
-            os.close(fd)
+        return flags_of(_read(path, folder))
     return None
+
+
+def _read(path: str, folder: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
 
 
 def flags_of(stat: bytes) -> int:
     """Return the kernel's flags in a `stat` file; its name may have spaces and parentheses."""
     return int(stat.rpartition(b")")[2].split()[_FLAGS])
+
+
+def exit_status_of(stat: bytes) -> int:
+    """Return the status, as waitpid has it, in the `stat` file of a process that is ending."""
+    return int(stat.rpartition(b")")[2].split()[_EXIT_STATUS])
 
 
 os.register_at_fork(after_in_child=_lives.forget)

@@ -146,6 +146,10 @@ class Server:
         self._subscriptions.append(made)
         return made
 
+    def is_connected(self, worker: str) -> bool:
+        """Return whether a connection with the ticket of this worker is open."""
+        return any(each.worker == worker for each in tuple(self._connections))
+
     def close(self) -> None:
         """Stop serving; clients see their connection end."""
         if not self._closing:
@@ -194,7 +198,7 @@ class Server:
             self._close_revoked(self._tickets)
         for connection in queued:
             self._guarded(self._serve, connection)
-        # Read without the lock: a key that the owner sets now wakes the next iteration.
+        # Without the lock: a key that the owner sets now wakes the next iteration.
         if self._table.appeared:
             self._check_waiting()
         if self._waiting:

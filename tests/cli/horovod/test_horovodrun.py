@@ -380,8 +380,8 @@ def test_version_and_check_build() -> None:
             "exit code 3, standard error 'why'",
         ),
         (
-            ["-np", "2", "--host-discovery-script", "echo localhost", "true"],
-            "more workers than the 1 slots",
+            ["--host-discovery-script", "echo localhost", "true"],
+            "the number of workers is missing: give -np N",
         ),
         (
             ["-np", "1", "--output-filename", "/dev/null/x", "true"],

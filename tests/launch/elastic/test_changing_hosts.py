@@ -67,7 +67,9 @@ def test_a_failing_worker_blacklists_its_host_until_it_has_cooled_down(tmp_path:
     ]
     assert script.log[3][:3] == (3, "127.0.0.1", 2), "whose state is as old as the run"
     generations = [line for line in done.err.splitlines() if "; generation " in line]
-    assert generations[0].startswith("allstep run: lost rank 0 on localhost: exit code 1")
+    # On a busy machine its exit may take longer than the grace time: then it is killed.
+    assert generations[0].startswith("allstep run: lost rank 0 on localhost: ")
+    assert "RuntimeError: start rank 0 fails in epoch 1" in done.err
     assert ": killed by signal 9 (SIGKILL); generation 3 has 1 workers" in generations[2]
 
 

@@ -79,7 +79,8 @@ def contenders(large_mb: int = _LARGE_MB) -> list[RecoverContender]:
     """Return the contenders whose gap is measured, in the order of the table."""
     torchrun = ["--standalone", "--nproc-per-node", "3", "--max-restarts", "3"]
     torchrun += ["--monitor-interval", "0.1"]
-    peer = ("-m", "allstep.bench.recover.torchrun_peer", "FOLDER")
+    # By its path: torchrun's `-m` would put the current folder on the search path.
+    peer = (str(Path(__file__).with_name("torchrun_peer.py")), "FOLDER")
     large = _elastic(3, "train", "FOLDER", str(large_mb))
     return [
         RecoverContender(ALLSTEP, _elastic(3, "train", "FOLDER"), 3),

@@ -1,6 +1,6 @@
 """The same training under `torchrun --max-restarts`: DDP on Gloo, with a checkpoint of its own.
 
-    torchrun --max-restarts 1 -m allstep.bench.recover.torchrun_peer FOLDER
+    torchrun --max-restarts 1 torchrun_peer.py FOLDER
 
 torchrun ends all workers when one is lost, and starts them again: imports, rendezvous, checkpoint.
 """

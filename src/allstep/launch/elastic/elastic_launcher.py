@@ -100,6 +100,7 @@ class ElasticLauncher(Launcher):
         hosts = [HostRanks(each.label, [], each.remote) for each in connections]
         finds_hosts = self._discovery is not None
         self.run_state = ElasticRun(hosts, self.policy, self.limits.lost, finds_hosts=finds_hosts)
+        self.run_state.may_act = self._may_act
         self.state = self.run_state
 
     def _open_connections(self) -> Sequence[HostConnection]:
@@ -211,6 +212,8 @@ class ElasticLauncher(Launcher):
         """Return the event of an exit; the ticket of the worker is not valid any more."""
         assert self.store is not None
         worker = self.workers.end(message.rank)
+        for connection in self.connections:
+            connection.groups.pop(message.rank, None)
         record = None
         if message.code and worker.rank is not None:
             record = self.store.peek(keys.failure_of(worker.rank))
@@ -256,6 +259,15 @@ class ElasticLauncher(Launcher):
                     super()._carry_out([decision])
                 case _:
                     super()._carry_out([decision])
+
+    def _may_act(self, host: str) -> bool:
+        """Return whether a worker of another host may still act: it is connected to the store."""
+        if self.store is None or not any(each.label == host for each in self._remotes()):
+            return False
+        return any(
+            self.store.is_connected(keys.worker_of(each.ticket))
+            for each in self.workers.living_on(host)
+        )
 
     def _start_worker(self, action: StartWorker) -> None:
         worker = self.workers.add(action.worker, action.host, action.slot)

@@ -65,6 +65,10 @@ class ElasticRun:
         self._lost = lost
         self._alive = [0.0 for _ in hosts]
         self._decided_at = 0.0
+        # Why the links to hosts have ended that are not lost yet.
+        self._ended_links: dict[int, str] = {}
+        self.may_act: Callable[[str], bool] = lambda label: False
+        """Whether a worker on the host of this label may still act; the launcher sets it."""
         self._signals = SignalsByHost()
         self._decisions: list[Decision] = []
         self._conclusion: Conclusion | None = None
@@ -117,7 +121,7 @@ class ElasticRun:
             return
         if event.host not in self.greeted and not self.may_go_without_a_host:
             self._end_with(event.why)
-        self._lose(event.host, event.why, event.at)
+        self._ended_links[event.host] = event.why
 
     @property
     def may_go_without_a_host(self) -> bool:
@@ -147,6 +151,7 @@ class ElasticRun:
         since, self._decided_at = now - self._decided_at, now
         if since > _PAUSE_SECONDS:
             self._alive = [min(now, at + since) for at in self._alive]
+        self._lose_ended_hosts(now)
         self._lose_silent_hosts(now)
         self._pass_signals_on(now)
         decisions: list[Decision | Action] = [*self._decisions]
@@ -161,6 +166,18 @@ class ElasticRun:
     def decide_while_blocked(self, now: float) -> list[Decision | Action]:
         """Decide while the loop waits for a reader of its output and reads no link."""
         return self.decide(now)
+
+    def _lose_ended_hosts(self, now: float) -> None:
+        """Lose hosts whose link has ended, once their workers cannot act any more.
+
+        The end of an agent ends its workers, but a link also ends when only ssh does. The agent
+        then kills them, at the latest when it has received nothing for 0.7 of `lost`.
+        """
+        for host, why in tuple(self._ended_links.items()):
+            is_silent = now - self._alive[host] > self._lost
+            if is_silent or not self.may_act(self.hosts[host].label):
+                del self._ended_links[host]
+                self._lose(host, why, now)
 
     def _pass_signals_on(self, now: float) -> None:
         """Pass on the signals to all hosts, or to some, that agents have reported."""
@@ -181,7 +198,8 @@ class ElasticRun:
     @property
     def has_deadline(self) -> bool:
         """Return whether time alone may lead to a decision soon."""
-        return self.started and (self._signals.is_waiting or self.roster.deadline is not None)
+        is_waiting = self._signals.is_waiting or bool(self._ended_links)
+        return self.started and (is_waiting or self.roster.deadline is not None)
 
     @property
     def may_start(self) -> bool:

@@ -66,3 +66,37 @@ def _resolve(name: str) -> set[str]:
         }
     except (OSError, UnicodeError):
         return set()
+
+
+def interface_variable(
+    name: str, iface: str | None, peers: Sequence[str] | None, env: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variable that sets the interface of Gloo or NCCL; empty to leave it unset.
+
+    The interface is that of `--iface`, else the one that routes to the other hosts, `peers`; None
+    if these change.
+    """
+    if iface:
+        return {name: iface}
+    if name in env or peers is None:
+        return {}
+    if not peers:
+        return {name: "lo"} if name.startswith("GLOO") else {}
+    sources = (machine.route_to(address) for address in peers)
+    interface = next(
+        (found for source in sources if source and (found := machine.interface_of(source))), None
+    )
+    return {name: interface} if interface else {}
+
+
+def hold_port() -> socket.socket:
+    """Reserve a port for scripts that need one (MASTER_PORT); return the socket that holds it.
+
+    The socket is bound but never listens. So the kernel does not give the port to a process that
+    asks for any free one, but does give it to a process that binds it with SO_REUSEADDR, as
+    torch's store does.
+    """
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("0.0.0.0", 0))
+    return holder
