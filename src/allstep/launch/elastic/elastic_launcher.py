@@ -325,7 +325,8 @@ class ElasticLauncher(Launcher):
             PROCESS: "",
             "HOROVOD_ELASTIC": "1",
         }
-        if self.run_state.roster.plan is not None:
+        # Spares, too, prepare everything before they wait.
+        if self.run_state.roster.plan is not None or worker.number >= self.policy.num_workers:
             env[keys.JOINS] = "1"
         if left := self._faults_left():
             env[faults.VARIABLE] = left
