@@ -72,7 +72,7 @@ def create(
     )
     # Once the guard is known to the thread that fails all groups at the end of a generation.
     if reason := reason_of_end(store):
-        guard.fail_alone(ended(reason, names[rank]))
+        guard.fail_alone(ended(reason, guard.names[rank]))
     try:
         return _create(options, chosen, kind, guard)
     except BaseException:
