@@ -25,7 +25,7 @@ from allstep.launch.cause import (
 from allstep.launch.hosts.host_list import Host, assign, is_here, parse_hosts, read_hostfile
 from allstep.launch.hosts.ssh import command_on, describe_failure, forwarded, parse_env_only
 from allstep.launch.link import Link
-from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Lines, Problem
+from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Lines, Problem, Start, WorkerOrder
 from allstep.process.liveness import life_of
 from allstep.process.python import module_flags
 
@@ -381,6 +381,41 @@ def test_a_large_worker_is_reported_before_its_memory_is_free() -> None:
         if was_there:
             return
     pytest.fail("reported only when the memory had been freed")
+
+
+@pytest.mark.usefixtures("processes")
+def test_ended_workers_leave_no_descriptors() -> None:
+    """In an elastic run an agent starts workers as long as the run lasts."""
+    ours, theirs = socket.socketpair()
+    agent = Agent(Link(ours.fileno(), ours.fileno(), TO_AGENT), "here", remote=False)
+    order = Start(
+        command=("sh", "-c", "echo out; echo err >&2"),
+        cwd="/",
+        env=dict(os.environ),
+        workers=(),
+        foreground=None,
+        store=(),
+        token="token",
+        peers=(),
+        iface=None,
+        lost=10.0,
+        beat=1.0,
+        num_sharing=1,
+        is_elastic=True,
+    )
+    counts = []
+    for rank in range(4):
+        agent._start(WorkerOrder(rank, {}), dict(os.environ), order)
+        while rank in agent.running or not all(stream.ended for stream in agent.streams):
+            for key, _ in agent.selector.select(10):
+                key.data()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    # `key` may still hold the two descriptors of the last worker's `Life`.
+    assert max(counts) <= min(counts) + 2, counts
+    agent.selector.close()
+    agent.port_holder.close()
+    ours.close()
+    theirs.close()
 
 
 @pytest.mark.usefixtures("processes")

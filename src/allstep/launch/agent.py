@@ -318,13 +318,9 @@ class Agent:
             self.workers[rank].life, selectors.EVENT_READ, lambda: self._exited(rank)
         )
         if process.stdout is not None:
-            self.streams.append(
-                WorkerStream(self.selector, self.link, rank, "out", process.stdout.fileno())
-            )
+            self.streams.append(WorkerStream(self.selector, self.link, rank, "out", process.stdout))
         if process.stderr is not None:
-            self.streams.append(
-                WorkerStream(self.selector, self.link, rank, "err", process.stderr.fileno())
-            )
+            self.streams.append(WorkerStream(self.selector, self.link, rank, "err", process.stderr))
         self.link.send(Started(rank, process.pid))
 
     def _exited(self, rank: int) -> None:
@@ -338,6 +334,9 @@ class Agent:
         if rank in self.running:
             self._record_end(rank, code)
             self._report_all_ends()
+        # In an elastic run others follow: their descriptors must not add up.
+        del self.workers[rank]
+        self.streams = [stream for stream in self.streams if not stream.ended]
 
     def _look(self) -> None:
         """Report workers that are ending although the kernel still frees their memory."""

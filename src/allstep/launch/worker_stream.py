@@ -9,7 +9,7 @@ import os
 import selectors
 import sys
 import termios
-from typing import Literal
+from typing import IO, Literal
 
 from allstep.launch.link import Link
 from allstep.launch.messages import Lines
@@ -20,7 +20,7 @@ class WorkerStream:
     """The pipe of a worker's standard output ("out") or standard error ("err").
 
     selector: calls `read` when the pipe has data, unless the stream is paused or has ended. link:
-    the lines are sent there.
+    the lines are sent there. pipe: closed at its end.
     """
 
     def __init__(
@@ -29,14 +29,15 @@ class WorkerStream:
         link: Link,
         rank: int,
         name: Literal["out", "err"],
-        fd: int,
+        pipe: IO[bytes],
     ) -> None:
         self._selector, self._link = selector, link
-        self.rank, self.name, self.fd = rank, name, fd
+        self.rank, self.name, self.fd = rank, name, pipe.fileno()
+        self._pipe = pipe
         self.lines = LineCutter()
         self.ended = False
         self.watched = False
-        os.set_blocking(fd, False)
+        os.set_blocking(self.fd, False)
         self.resume()
 
     def resume(self) -> None:
@@ -53,6 +54,9 @@ class WorkerStream:
 
     def read(self, max_nbytes: int = 1 << 16) -> int:
         """Send the available data, at most `max_nbytes`, and return the number of bytes."""
+        # The agent may have drained it since the selector found data.
+        if self.ended:
+            return 0
         try:
             data = os.read(self.fd, max_nbytes)
         except BlockingIOError:
@@ -61,6 +65,7 @@ class WorkerStream:
         if not data:
             self.pause()
             self.ended = True
+            self._pipe.close()
         return len(data)
 
     def drain(self) -> None:
@@ -69,7 +74,7 @@ class WorkerStream:
         Children of the worker may hold the pipe open and continue to write, so this neither waits
         for the end of the stream nor reads more than the pipe holds now.
         """
-        left = _bytes_in(self.fd)
+        left = 0 if self.ended else _bytes_in(self.fd)
         while left > 0 and (count := self.read(left)):
             left -= count
         # Detects the end of the stream: a read of an empty, open pipe returns at once.

@@ -132,6 +132,41 @@ def blocked_everywhere() -> list[str]:
     return ended
 
 
+def group_after_the_end() -> list[str]:
+    """Use kept memory for a group that is made after the notice of the end has arrived."""
+    comm.init()
+    sum_of_ones()
+    world = comm.rejoin()
+    note("formed")
+    if world.rank:
+        time.sleep(60)
+    guard = dist.group.WORLD.guard  # type: ignore[union-attr]
+    while guard.failure is None:
+        time.sleep(0.01)
+    with pytest.raises(PeerLost) as caught:
+        group_for("test").allreduce([torch.ones(3)]).wait()
+    return [str(caught.value)]
+
+
+def test_a_group_that_is_made_after_the_end_fails(ranks: Ranks) -> None:
+    """The other rank is alive and does not come: only the notice, which was before, ends it."""
+
+    def change(launcher: Generations) -> None:
+        launcher.form(["a", "b"])
+        for each in ("a", "b"):
+            launcher.wait_for(each)
+        launcher.form(["a", "b"])
+        launcher.wait_for_notes("formed", ["a", "b"])
+        launcher.end("rank 1 has left it")
+        launcher.wait_for_exit("a")
+        launcher.kill("b")
+
+    outcomes = run_generations(ranks, ["a", "b"], group_after_the_end, change)
+    assert outcomes["a"].exit_code == 0, describe(outcomes["a"])
+    (reason,) = outcomes["a"].result
+    assert "rank 1 has left it" in reason
+
+
 def test_the_end_of_a_generation_frees_all_threads(ranks: Ranks) -> None:
     """The other rank is alive and stopped: only the launcher's notice ends the waits."""
 

@@ -26,9 +26,11 @@ from allstep.comm.group.counted_group import kind_of_default
 from allstep.comm.group.named_group import NAME
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.cut_connections import begin_faults
+from allstep.comm.health.generation_end import ended
 from allstep.comm.health.guard import Guard
 from allstep.comm.health.joined_processes import lives_in
 from allstep.comm.join.barrier import host_name, leave_card
+from allstep.comm.join.launcher_store import reason_of_end
 from allstep.comm.network.gloo import GlooTransport
 from allstep.comm.network.gloo_on_demand import GlooOnDemand
 from allstep.comm.network.guarded_gloo import connected
@@ -68,6 +70,9 @@ def create(
     guard = Guard(
         PrefixStore("guard/", store), rank, size, timeout.total_seconds(), names, host_name()
     )
+    # Once the guard is known to the thread that fails all groups at the end of a generation.
+    if reason := reason_of_end(store):
+        guard.fail_alone(ended(reason, guard.names[rank]))
     try:
         return _create(options, chosen, kind, guard)
     except BaseException:

@@ -194,7 +194,7 @@ def _join_generation(member: Membership) -> Joined:
         ends.close_all()
         _close(rendezvous)
         raise
-    end_watch = EndWatch(ends, place.generation, world.rank)
+    end_watch = EndWatch(ends, place.generation, world.rank, store)
     joined = Joined(world, rendezvous, limits, cards, number, variables, end_watch)
     joined.memory = WorldMemory(place.generation, _claims_here(world.rank, cards), kept_memory())
     remember(store, joined.neighbours)

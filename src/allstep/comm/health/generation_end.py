@@ -24,6 +24,7 @@ from typing import NoReturn
 from allstep import wire
 from allstep.comm.health.failure import Failure
 from allstep.comm.health.threads import watch
+from allstep.comm.join.launcher_store import WireStore
 from allstep.console.escape import print_notice
 from allstep.wire.keys import change_of, end_of
 
@@ -46,11 +47,12 @@ def on_change(listener: Callable[[str], None]) -> None:
 class EndWatch:
     """Waits for the end of a generation, in a thread, until `close`.
 
-    client: used by this object alone. rank: ours.
+    client: used by this object alone. rank: ours. store: that of the groups of the generation.
     """
 
-    def __init__(self, client: wire.Client, generation: int, rank: int) -> None:
+    def __init__(self, client: wire.Client, generation: int, rank: int, store: WireStore) -> None:
         self._client, self._generation, self._rank = client, generation, rank
+        self._store = store
         self._num_changes = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="allstep-end", daemon=True)
@@ -68,7 +70,10 @@ class EndWatch:
             try:
                 self._wait_for_change()
             except wire.WaitEnded as end:
-                watch().fail_all(ended(end.value.decode(), self._rank))
+                reason = end.value.decode()
+                # First, for groups that are made from now on (`backend.create`).
+                self._store.ended = reason
+                watch().fail_all(ended(reason, self._rank))
                 return
             except wire.TicketRefused as refused:
                 _exit_at_once(refused)

@@ -25,7 +25,7 @@ class WireStore(Store):
     Keep a reference to it as long as torch uses it: C++ alone does not keep its Python half alive.
 
     `unless`: a key whose appearance ends every wait with PeerLost and its value as the reason: the
-    end of the generation, in an elastic run.
+    end of the generation, in an elastic run. `ended`: that reason, once it is known.
     """
 
     def __init__(self, client: wire.Client, timeout: timedelta, unless: str | None = None) -> None:
@@ -33,6 +33,7 @@ class WireStore(Store):
         self._client = client
         self._timeout = timeout
         self.unless = unless
+        self.ended: str | None = None
 
     @property
     def client(self) -> wire.Client:
@@ -118,6 +119,12 @@ def is_elastic(store: Store) -> bool:
     """Return whether the world of this store may end and be followed by another one."""
     root = root_of(store)
     return isinstance(root, WireStore) and root.unless is not None
+
+
+def reason_of_end(store: Store) -> str | None:
+    """Return why the world of this store has ended; None as long as it is not known to have."""
+    root = root_of(store)
+    return root.ended if isinstance(root, WireStore) else None
 
 
 def collect(
