@@ -38,7 +38,8 @@ class HostConnection:
     forked. is_here: that agent is on this machine. by_srun: srun has started it. hello: the agent's
     first message, None before it. groups: the process groups of workers on this machine, by rank.
     over: the launcher no longer uses the connection. stderr_tail: the end of standard error of ssh
-    or srun. has_ended: `end` was called.
+    or srun. link_ended_at: time of the end of the link, if that was before the hello. has_ended:
+    `end` was called.
     """
 
     host: Host
@@ -52,6 +53,7 @@ class HostConnection:
     groups: dict[int, int] = field(default_factory=dict)
     over: bool = False
     stderr_tail: str = ""
+    link_ended_at: float | None = None
     has_ended: bool = False
 
     @property
@@ -68,10 +70,25 @@ class HostConnection:
         """Return, in one line, why the link ended before the hello."""
         if not self.remote or self.process is None:
             return f"the agent on {self.label} ended before its hello"
-        code = _wait(self.process)
         self.read_stderr()
         describe = srun.describe_failure if self.by_srun else ssh.describe_failure
+        code = self.process.poll()
         return describe(self.label, code, self.stderr_tail, self.link.what_came())
+
+    def knows_why_it_ended(self) -> bool:
+        """Return whether the reason for the end of the link is known: call again until it is.
+
+        Before the hello it is in the exit code and the last line of ssh, which ends a little later
+        than the link. It is waited for 10 ms here, so that the launcher's loop goes on, and 2 s in
+        all.
+        """
+        if self.hello is not None or not self.remote or self.process is None:
+            return True
+        self.link_ended_at = self.link_ended_at or time.monotonic()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.01)
+            return True
+        return time.monotonic() > self.link_ended_at + _DYING_SECONDS
 
     def why_it_ended(self) -> str:
         """Return, as part of a sentence, why the link ended after the hello."""
@@ -90,7 +107,7 @@ class HostConnection:
 
         Return False if the stream has ended.
         """
-        if self.process is None or self.process.stderr is None:
+        if self.process is None or self.process.stderr is None or self.has_ended:
             return False
         for chunk in chunks_now(self.process.stderr.fileno()):
             if not chunk:
@@ -225,11 +242,3 @@ def _may_act(pid: int) -> bool:
         return not life_of(pid).is_ending()
     except OSError:
         return False
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    """Return the exit code of a process; None if it does not end within 2 s."""
-    try:
-        return process.wait(timeout=2.0)
-    except subprocess.TimeoutExpired:
-        return None

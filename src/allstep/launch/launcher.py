@@ -287,7 +287,8 @@ class Launcher:
         except BadMessage as bad:
             self.state.take(Refused(self._moment(), host, bad.described(connection.label)))
         connection.read_stderr()
-        if connection.link.ended and not connection.over:
+        is_new = connection.link.ended and not connection.over
+        if is_new and connection.knows_why_it_ended():
             why = (
                 connection.why_it_did_not_start()
                 if connection.hello is None
@@ -302,7 +303,8 @@ class Launcher:
                 self.selector.unregister(connection.link.read_fd)
 
     def _read_stderr(self, connection: HostConnection, stream: IO[bytes]) -> None:
-        if not connection.read_stderr():
+        # The event before this one may have closed the connection.
+        if not connection.read_stderr() and not connection.has_ended:
             self.selector.unregister(stream)
 
     def _take(self, host: int, connection: HostConnection, message: Message) -> None:

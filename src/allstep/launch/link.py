@@ -65,7 +65,7 @@ class Link:
             del self.outbox[: os.write(self.write_fd, self.outbox[: 1 << 16])]
 
     def close(self) -> None:
-        """Write nothing any more, from any thread: the descriptors may be closed and reused now."""
+        """Use the descriptors no more, from any thread: they may be closed and reused now."""
         with self._lock:
             self._is_closed = True
             self.outbox.clear()
@@ -107,6 +107,9 @@ class Link:
 
     def _fill(self) -> None:
         """Read the available bytes into the inbox."""
+        if self._is_closed:
+            self.ended = True
+            return
         try:
             for chunk in chunks_now(self.read_fd):
                 self._inbox += chunk
