@@ -152,7 +152,7 @@ def test_version(command: tuple[str, ...]) -> None:
         (["rum", "-np", "2", "true"], "Did you mean 'run'?"),
         (["bench", "lunch"], "Did you mean 'launch'?"),
         (["run", "--lot-dir", "logs", "true"], "options: --log-dir)"),
-        (["train", "--worker", "2"], "options: --workers)"),
+        (["train", "--worker", "2"], "--workers)"),
         (["train", "digit"], "did you mean 'digits'?"),
         (["train", "digits", "epoch=2"], "did you mean 'epochs'?"),
         (["bench", "launch", "--repetition", "1"], "options: --repetitions)"),

@@ -31,8 +31,10 @@ from allstep.report.series import (
     thinned,
     throughput,
     validations,
+    world_changes,
 )
 from allstep.report.split import lateness_over_seconds, split
+from allstep.runlog import RunRecord
 from support.synthetic_runs import BEGAN, SIZE, lines, record
 
 FINITE = st.floats(-1e6, 1e6).filter(lambda value: value == 0 or abs(value) > 1e-6)
@@ -171,3 +173,15 @@ def test_the_table_behind_a_chart_has_its_last_values() -> None:
     assert drawn.table[0] == ("epoch", "validation")
     assert drawn.table[-1] == ("30", "30%")
     assert 10 <= len(drawn.table) <= 13
+
+
+def test_changes_of_the_workers_are_marks_of_the_throughput() -> None:
+    """The totals at the end of an elastic run, and other events, are none."""
+    start, step = {"time": 10.0}, {"time": 12.0, "samples": 100, "seconds": 1.0}
+    events = (
+        {"time": 11.0, "text": "lost rank 0", "gap": 0.3},
+        {"time": 11.5, "text": "the batch grows"},
+        {"time": 12.0, "text": "1 worker lost", "gap": 0.3, "total": True},
+    )
+    record = RunRecord(starts=(start,), steps=(step,), events=events)
+    assert world_changes(record) == ((1.0, "lost rank 0"),)

@@ -315,14 +315,14 @@ def run_with_micro_batches(overrides: list[str]) -> tuple[Result, list[int], lis
     """Train a run. Return its result, and the micro-batches and the batch of each step."""
     from allstep.train.run import loop as running
 
-    counts, batches, step = [], [], running.step
+    counts, batches, step = [], [], running.reduce_step
 
     def noted(trainer: Any, batch: Any, num_samples: int, clock: Any) -> Any:
         counts.append(trainer.num_micro_batches)
         batches.append(num_samples)
         return step(trainer, batch, num_samples, clock)
 
-    running.step = noted
+    running.reduce_step = noted
     return run(overrides)[0], counts, batches
 
 

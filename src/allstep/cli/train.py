@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allstep.cli.elastic_options import ElasticOptions
 from allstep.cli.numbers import MOST, between
 from allstep.cli.options import (
     DataFolder,
@@ -44,6 +45,38 @@ Workers = Annotated[
         "-n",
         callback=between("--workers", 1, MOST),
         help="Number of workers (default: one per GPU, or per core, up to 8).",
+    ),
+]
+MinWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--min-workers",
+        callback=between("--min-workers", 1, MOST),
+        help="Continue without lost workers, down to this many; replace them when possible.",
+    ),
+]
+MaxWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--max-workers",
+        callback=between("--max-workers", 1, MOST),
+        help="With --min-workers: largest number of workers (default: --workers).",
+    ),
+]
+Spares = Annotated[
+    int | None,
+    typer.Option(
+        "--spares",
+        callback=between("--spares", 0, MOST),
+        help="With --min-workers: further workers that wait to replace lost ones at once.",
+    ),
+]
+ElasticTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--elastic-timeout",
+        metavar="SECONDS",
+        help="With --min-workers: longest wait for workers below the minimum (default: 600).",
     ),
 ]
 Out = Annotated[
@@ -108,6 +141,10 @@ ListRecipes = Annotated[bool, typer.Option("--list", help="List the recipes and 
 def train(
     arguments: Arguments = None,
     workers: Workers = None,
+    min_workers: MinWorkers = None,
+    max_workers: MaxWorkers = None,
+    spares: Spares = None,
+    elastic_timeout: ElasticTimeout = None,
     out: Out = None,
     resume: Resume = None,
     max_time: MaxTime = None,
@@ -139,6 +176,8 @@ def train(
     flags = (("data.strict=true", strict), (f"overfit={overfit}", overfit), ("trust=true", trust))
     overrides = [override for override, wanted in flags if wanted]
     request = _request(arguments or [], overrides, out, data, resume, max_time)
+    elastic = ElasticOptions(min_workers, max_workers, spares, elastic_timeout)
+    elastic.check()
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
     from allstep.launch import RESUBMIT
@@ -149,8 +188,9 @@ def train(
     before_exit = _requeuing(requeue, max_requeues, is_rank_0=world.rank == 0)
     with exit_on_signal(before_exit):
         if world.launcher == NONE:
-            code = _start(request, workers)
+            code = _start(request, workers, elastic)
         else:
+            elastic.check_launcher(world.launcher)
             check_num_workers(workers, world)
             code = _work(request, launcher)
     if code == RESUBMIT:
@@ -249,7 +289,7 @@ def _request(
     )
 
 
-def _start(request: "TrainRequest", workers: int | None) -> int:
+def _start(request: "TrainRequest", workers: int | None, elastic: ElasticOptions) -> int:
     """Check config and data, create the run folder, start the workers; return their exit status."""
     from allstep import faults
     from allstep.errors import DataError
@@ -277,8 +317,10 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
         with file_bars() as progress:
             prepared = prepare(request.source, request.overrides, request.data, progress)
         num_workers = workers or default_num_workers(prepared.config)
+        policy = elastic.policy(num_workers, prepared.config)
         check(prepared, num_workers)
-        faults.check(os.environ.get(faults.VARIABLE, ""), num_workers)
+        most = num_workers if policy is None else policy.num_slots
+        faults.check(os.environ.get(faults.VARIABLE, ""), most)
     except DataError:
         # A run that has ended does not need its data.
         if request.resume and request.out is not None and has_ended(request.out):
@@ -301,7 +343,7 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
     # --max-time counts from here, not from the first step.
     started = os.environ.get(STARTED) or launched_now()
     env = {**os.environ, "ALLSTEP_LAUNCHER": "allstep", STARTED: started}
-    code = launch(command, num_workers, env=env)
+    code = launch(command, num_workers, env=env, policy=policy)
     if code:
         abandon(claimed)
     elif not has_ended(claimed.path):

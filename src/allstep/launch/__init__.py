@@ -24,6 +24,7 @@ No torch and no numpy: imports only from layers below `comm`. Start with `run_st
 `launcher`.
 """
 
+from allstep.launch.elastic import ElasticLauncher
 from allstep.launch.function import run
 from allstep.launch.hosts.discovery import Discovery, discover
 from allstep.launch.hosts.host_list import MAX_WORKERS, Host, assign, parse_hosts, read_hostfile
@@ -31,14 +32,17 @@ from allstep.launch.hosts.srun import allocation, check_in_allocation
 from allstep.launch.hosts.ssh import parse_env_only
 from allstep.launch.job import Job
 from allstep.launch.launcher import RESUBMIT, Launcher
+from allstep.launch.roster import Policy
 
 __all__ = [
     "MAX_WORKERS",
     "RESUBMIT",
     "Discovery",
+    "ElasticLauncher",
     "Host",
     "Job",
     "Launcher",
+    "Policy",
     "allocation",
     "assign",
     "check_in_allocation",
@@ -57,13 +61,16 @@ def launch(
     *,
     foreground: bool = True,
     env: dict[str, str] | None = None,
+    policy: Policy | None = None,
 ) -> int:
     """Run `command` on `num_workers` workers of this machine; return the exit code of the run.
 
     foreground: rank 0 inherits this process's standard output, without a prefix, so that it writes
-    to the terminal itself (default). env: the environment of the workers (default: os.environ).
+    to the terminal itself (default); in an elastic run all workers do. env: the environment of the
+    workers (default: os.environ). policy: makes the run elastic.
     """
-    job = Job(command, [Host("localhost", num_workers)], foreground=foreground)
+    slots = num_workers if policy is None else policy.num_slots
+    job = Job(command, [Host("localhost", slots)], foreground=foreground)
     if env is not None:
         job = Job(command, job.hosts, env=env, foreground=foreground)
-    return Launcher(job).run()
+    return (Launcher(job) if policy is None else ElasticLauncher(job, policy)).run()

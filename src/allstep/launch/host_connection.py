@@ -79,7 +79,7 @@ class HostConnection:
         """Return whether the reason for the end of the link is known: call again until it is.
 
         Before the hello it is in the exit code and the last line of ssh, which ends a little later
-        than the link. It is waited for 10 ms here, so that the launcher's loop continues, 2 s in
+        than the link. It is waited for 10 ms here, so that the loop continues, and 2 s in
         all.
         """
         if self.hello is not None or not self.remote or self.process is None:

@@ -75,10 +75,8 @@ class ReplicatedOptimizer(Optimizer):
         self._exchange: Exchange | None = None
         # Whether there are other ranks to reduce with.
         self._reduces = False
-        # By `reduce_gradients`, without an `apply` since.
-        self._reduced = False
-        # All gradients are reduced, without a step since.
-        self._synchronized = False
+        # By `reduce_gradients` without an `apply` since; all gradients, without a step since.
+        self._reduced = self._synchronized = False
         self._clip_norm: float | None = None
         self.measure_norms = False
         # Of the last reduction; None if it measured nothing.
@@ -258,6 +256,13 @@ class ReplicatedOptimizer(Optimizer):
     def close(self) -> None:
         """Drop a step in progress; shared weights and state become this rank's own."""
         self._detach_replicas()
+
+    def attach(self, key: str, size: int) -> None:
+        """Drop a step in progress; reduce with the `size` ranks of another world, by `key`."""
+        self._detach_replicas()
+        self._replicas.key, self._reduces = lambda: key, size > 1
+        if self._reduces and not self._requires_update:
+            self._register_hooks()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set how many backward passes make a step; passes counted so far are forgotten."""

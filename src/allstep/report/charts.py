@@ -15,11 +15,14 @@ from allstep.report.series import (
     throughput,
     validations,
     whole,
+    world_changes,
 )
 from allstep.report.split import lateness_over_seconds
 
 # ratio of highest to lowest loss above which the axis is logarithmic
 _LOG_FROM = 30.0
+# Vertical lines of one run; more would hide the curve.
+_MAX_MARKS = 100
 _EXTRA = (
     ("grad_norm", "Gradient norm", "Norm of the gradient of a step."),
     (
@@ -101,7 +104,10 @@ def speed(runs: Sequence[Run]) -> Chart:
     """Return the chart of the throughput over the time of the run."""
     about = "Images per second over the run, all workers together, without evaluations."
     curves = _each(runs, lambda run: throughput(run.record))
-    return Chart("Throughput (images/s)", about, "time", curves, lowest=0.0)
+    marks = tuple(mark for run in runs for mark in world_changes(run.record)[:_MAX_MARKS])
+    if marks:
+        about += " Dashed lines: workers were lost, joined or left."
+    return Chart("Throughput (images/s)", about, "time", curves, lowest=0.0, marks=marks)
 
 
 def lateness(runs: Sequence[Run]) -> Chart:

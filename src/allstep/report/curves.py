@@ -58,6 +58,8 @@ class Chart:
     """End of the y axis, unless it is logarithmic; None for the highest value."""
     log: bool = False
     """Whether the y axis is logarithmic."""
+    marks: tuple[tuple[float, str], ...] = ()
+    """Values of x with a vertical line, and its text."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class DrawnChart:
     y_ticks: tuple[tuple[float, str], ...]
     curves: tuple[DrawnCurve, ...]
     table: tuple[tuple[str, ...], ...]
+    marks: tuple[tuple[float, str], ...] = ()
 
 
 def draw(chart: Chart) -> DrawnChart | None:
@@ -118,6 +121,7 @@ def draw(chart: Chart) -> DrawnChart | None:
         y_ticks=tuple((_rounded(y(tick)), write(tick)) for tick in y.ticks),
         curves=tuple(_drawn(curve, x, y) for curve in curves),
         table=tuple(_table(curves, x, chart, write)),
+        marks=tuple((_rounded(x(value)), text) for value, text in chart.marks),
     )
 
 

@@ -91,6 +91,15 @@ def throughput(record: RunRecord, bins: int = 60) -> Series:
     return _series(points)
 
 
+def world_changes(record: RunRecord) -> tuple[tuple[float, str], ...]:
+    """Return seconds of the run and text of each change of the workers of an elastic run."""
+    clock = Clock(record)
+    lines = [line for line in record.events if number(line, "gap") is not None]
+    return tuple(
+        (clock(line["time"]), str(line.get("text"))) for line in lines if not line.get("total")
+    )
+
+
 class Clock:
     """Converts the time of a line to seconds of the run, without pauses before resumes."""
 

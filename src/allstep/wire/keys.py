@@ -16,8 +16,8 @@ key                              writer    value
                                            or null. `updates`: how many it has applied
 `elastic/place/<worker>/<n>`     launcher  JSON: its n-th place: `generation`, `rank`, `cards` of
                                            all ranks, `source`, `new`, `behind`, `reason`; or
-                                           `dismissed`: why it has none, and `code`: its exit
-                                           code
+                                           `dismissed`: why it has none, `code`: its exit code,
+                                           and `saves`: whether it saves its state first
 `elastic/end/<generation>`       launcher  text: why the generation has ended
 `elastic/change/<gen.>/<n>`      launcher  text: "grow", "shrink" or "mixed": the members should
                                            leave the generation after their step; the n-th time
@@ -36,6 +36,10 @@ ASKS = "elastic/ask/"
 """Prefix of the keys of `ask_of`."""
 TICKET = "ALLSTEP_TICKET"
 """Environment variable with the ticket of a worker."""
+WORKER = "ALLSTEP_WORKER"
+"""Environment variable with the number of a worker, which counts all workers of an elastic run."""
+JOINS = "ALLSTEP_JOINS"
+"""Environment variable that is set for a worker that joins a run whose first world has formed."""
 
 
 def failure_of(rank: int) -> str:

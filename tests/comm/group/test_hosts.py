@@ -238,14 +238,14 @@ def test_a_mismatch_on_one_of_several_hosts(ranks: Ranks) -> None:
 
 def test_one_host_that_cannot_share_leaves_it_to_gloo(ranks: Ranks) -> None:
     def work() -> bool:
-        import allstep.comm.group.build_memory
+        import allstep.comm.memory.kept
         from allstep.comm.memory.segment import CannotShare
 
         def refuse(*_: object) -> None:
             raise CannotShare("no memory to share")
 
         if os.environ["ALLSTEP_HOST"] == "b":
-            allstep.comm.group.build_memory.share = refuse
+            allstep.comm.memory.kept.share = refuse
         with joined() as (_, size):
             tensor = torch.ones(100_000)
             dist.all_reduce(tensor)

@@ -40,6 +40,16 @@ def test_growth_stops_at_the_maximum() -> None:
     assert run.at(7.0, lists(7.0, "a:3 b:2")) == []
 
 
+def test_a_spare_waits_and_replaces_a_lost_worker_at_once() -> None:
+    run = Scenario("a:3", num=2, most=2, spares=1).running(2)
+    assert [each.worker for each in run.started] == [0, 1, 2]
+    assert run.standby(5.0, 2) == [], "no room: it is not announced"
+    run.exits(6.0, 0)
+    plan = published(run.ready(6.1, 1))
+    assert (plan.members, plan.source, plan.new) == ((1, 2), 1, (2,))
+    assert run.at(8.0) == [StartWorker(3, "a", 0)], "the next spare"
+
+
 def test_new_workers_of_an_old_host_get_ranks_next_to_it() -> None:
     run = Scenario("a:1 b:1", num=2).running(2)
     run.at(2.0, lists(2.0, "c:1 a:2 b:1"))

@@ -13,7 +13,7 @@ from allstep.comm.group import agree
 from allstep.data import Batch, Loader
 from allstep.train import read_config
 from allstep.train.health.stop_request import Stopping
-from allstep.train.run.loop import _Run, train
+from allstep.train.run.loop import Run, train
 from allstep.train.run.setup import make_job
 from allstep.train.run.train_request import TrainRequest
 from allstep.train.run.worker import work
@@ -192,7 +192,7 @@ def break_a_norm() -> None:
     job = make_job(
         read_config("digits", [*SHORT, "model.norm=batch"]).resolved(world.size), world, Path()
     )
-    run = _Run(job, Callbacks([]), Stopping(None))
+    run = Run(job, Callbacks([]), Stopping(None))
     norm = next(
         module for module in job.trainer.model.modules() if isinstance(module, torch.nn.BatchNorm2d)
     )

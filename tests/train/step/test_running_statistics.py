@@ -126,7 +126,8 @@ def test_a_model_without_such_norms_does_not_communicate() -> None:
 
 def reported(by_rank: bool) -> StepOutcome:
     world = allstep.init()
-    after = AfterStep(RunningStatistics(nn.BatchNorm2d(3)), world, by_rank)
+    fields = ("samples",) if by_rank else ()
+    after = AfterStep(RunningStatistics(nn.BatchNorm2d(3)), world, fields)
     tally = ClassificationTally(
         loss=1.0 + world.rank, correct=2.0, top5=3.0, count=WEIGHTS[world.rank]
     )
@@ -143,3 +144,27 @@ def test_all_ranks_learn_of_the_whole_step(ranks: Ranks, by_rank: bool) -> None:
         samples=(6, 0, 2) if by_rank else (),
     )
     assert outcomes == [expected] * 3
+
+
+def restored_buffers() -> list[dict[str, torch.Tensor]]:
+    """Return the buffers after a whole step, and after a second one that failed before its sum."""
+    world = allstep.init()
+    model = nn.ModuleList([nn.BatchNorm2d(3), Own()])
+    statistics = RunningStatistics(model, keeps=True)
+    found = []
+    for step in range(2):
+        for module in model:
+            module(inputs(world.rank, step, 2 + world.rank))
+        if step == 0:
+            statistics.average(2 + world.rank)
+        else:
+            statistics.restore()
+        found.append({name: value.clone() for name, value in model.state_dict().items()})
+    return found
+
+
+def test_a_step_that_failed_leaves_the_buffers_of_the_last_whole_one(ranks: Ranks) -> None:
+    for whole, restored in ranks(2, restored_buffers):
+        assert whole.keys() == restored.keys()
+        for name, value in whole.items():
+            assert torch.equal(value, restored[name]), name

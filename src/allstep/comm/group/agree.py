@@ -24,8 +24,15 @@ class EndedElsewhere(SystemExit):
 
 def rank_0_decides(world: World, decide: Callable[[], T]) -> T:
     """Return on every rank what `decide` returns on rank 0; end all ranks on its UserError."""
-    answer: list[Any] = [_attempt(world, decide) if world.rank == 0 else None]
-    dist.broadcast_object_list(answer)
+    return one_decides(world, 0, decide)
+
+
+def one_decides(world: World, rank: int, decide: Callable[[], T]) -> T:
+    """Return on every rank what `decide` returns on `rank`; end all ranks on its UserError."""
+    answer: list[Any] = [_attempt(world, decide) if world.rank == rank else None]
+    # A worker that has not joined its world yet has no group.
+    if world.size > 1:
+        dist.broadcast_object_list(answer, src=rank)
     value, error = answer[0]
     _end_alike(world, error)
     # The T of rank 0.
@@ -43,8 +50,9 @@ def everyone(world: World, act: Callable[[], T]) -> T:
 
 def gather(world: World, value: T) -> list[T]:
     """Return the values of all ranks, by rank, on every rank."""
-    values: list[Any] = [None] * world.size
-    dist.all_gather_object(values, value)
+    values: list[Any] = [value] * world.size
+    if world.size > 1:
+        dist.all_gather_object(values, value)
     return values
 
 

@@ -174,13 +174,13 @@ def shutdown() -> None:
     _session.shutdown()
 
 
-def rejoin(updates: int = 0) -> World:
+def rejoin(updates: int | None = 0) -> World:
     """Leave the world, join the next one of an elastic run in this process, and return it.
 
     Called when a rank was lost (PeerLost), or when the launcher asks for it. All groups of the old
     world end. `updates`: how many updates this process has applied to its state, by which the
-    launcher chooses the rank whose state the others take. Raises `Dismissed` if this process is not
-    in the next world.
+    launcher chooses the rank whose state the others take; None if it has no whole state. Raises
+    `Dismissed` if this process is not in the next world.
     """
     member = membership()
     if member is None:

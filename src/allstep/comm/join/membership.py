@@ -28,7 +28,7 @@ from typing import Any
 from allstep import wire
 from allstep.console.escape import print_notice
 from allstep.errors import WorldError
-from allstep.wire.keys import TICKET, ask_of, place_of, progress_of
+from allstep.wire.keys import JOINS, TICKET, WORKER, ask_of, place_of, progress_of
 from allstep.world import World, places
 
 _REPORT_SECONDS = 0.5
@@ -40,12 +40,13 @@ class Dismissed(SystemExit):
     """This worker is not in the next world, for `reason`. Uncaught, it ends the process.
 
     The exit code is 0 if the worker is not needed any more, 75 if the whole run stops, and 1 if the
-    store does not admit it.
+    store does not admit it. `saves`: this worker, and no other one, saves its state before it
+    exits.
     """
 
-    def __init__(self, reason: str, code: int) -> None:
+    def __init__(self, reason: str, code: int, saves: bool = False) -> None:
         super().__init__(code)
-        self.reason = reason
+        self.reason, self.saves = reason, saves
 
 
 def not_admitted(refused: wire.TicketRefused) -> Dismissed:
@@ -72,6 +73,11 @@ class Place:
     reason: str
 
     @property
+    def others(self) -> list[dict[str, Any]]:
+        """The cards of the members that were in the generation before."""
+        return [card for rank, card in enumerate(self.cards) if rank not in self.new]
+
+    @property
     def world(self) -> World:
         """The world of this place."""
         hosts = [card["host"] for card in self.cards]
@@ -79,11 +85,17 @@ class Place:
 
 
 class Membership:
-    """The membership of this process in an elastic run. `updates`: how many it has applied."""
+    """The membership of this process in an elastic run.
+
+    number: counts all workers of the run. joins_later: the first world had formed when this worker
+    was started. updates: how many it has applied; None if its state is not whole.
+    """
 
     def __init__(self, ticket: str) -> None:
         self.ticket = ticket
-        self.updates = 0
+        self.number = int(os.environ.get(WORKER, "0"))
+        self.joins_later = JOINS in os.environ
+        self.updates: int | None = 0
         self.place: Place | None = None
         # When the last place arrived, by the monotonic clock.
         self.placed_at = 0.0
@@ -116,7 +128,7 @@ class Membership:
         except ConnectionError as error:
             raise _why_lost(client, error) from error
         if "dismissed" in reply:
-            raise Dismissed(reply["dismissed"], reply["code"])
+            raise Dismissed(reply["dismissed"], reply["code"], reply.get("saves", False))
         self.place, self.placed_at = _read(reply), time.monotonic()
         return self.place
 

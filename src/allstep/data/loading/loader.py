@@ -69,7 +69,8 @@ class Loader:
     - `ahead`: batches to prepare ahead of time (default: 2 to 8, from the number of workers).
     - `strict`: raise an error at the first bad sample. Otherwise bad samples are skipped, up to
       `budget` of them (default: the larger of 100 and 0.1% of the samples), and listed in the
-      file `quarantine` (default: not listed).
+      file `quarantine` (default: not listed). Each rank has a file of its own; `writer` is its
+      number in the name (default: the rank), for a process that may get another rank.
     - `device`: device of the batches (default: CPU).
     - `fields`: names of further features to return in `Batch.fields`.
     """
@@ -92,6 +93,7 @@ class Loader:
         strict: bool = False,
         budget: int | None = None,
         quarantine: Path | str | None = None,
+        writer: int | None = None,
         device: torch.device | str | None = None,
         fields: Sequence[str] = (),
     ) -> None:
@@ -107,7 +109,8 @@ class Loader:
         self._workers, self._kind = _checked(workers, kind, ahead), kind
         self._ahead, self._fields = ahead, tuple(fields)
         self._to_device = DeviceCopier(device)
-        path = path_of_rank(quarantine, world.rank) if quarantine is not None else None
+        writer = world.rank if writer is None else writer
+        path = path_of_rank(quarantine, writer) if quarantine is not None else None
         budget = default_budget(self.num_samples) if budget is None else budget
         self._quarantine = Quarantine(budget, strict=strict, path=path)
         self._ready: Machinery | None = None
@@ -194,6 +197,15 @@ class Loader:
             for batch, _ in stream:
                 yield batch
                 del batch
+
+    def place(self, world: World) -> None:
+        """Take an even share of another rank, or of a world of another size, in the next loop.
+
+        The loader keeps its workers, its batch and its list of bad samples. A loop that is under
+        way must be ended first.
+        """
+        self._reader = _reader(self.num_samples, self.seed, world, self._reader.partition)
+        self._world, self.shares = world, "even"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and the settings that a loader must share to continue from it."""

@@ -17,6 +17,7 @@ without an agent waits until its agent was started (`host_agents`).
 import json
 import selectors
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from allstep import faults
@@ -246,7 +247,8 @@ class ElasticLauncher(Launcher):
                     self._answer(decision.worker, dismissed="it is not needed any more", code=0)
                 case SaveAndExit():
                     why = "the run stops" + ("; it saves the state" if decision.saves else "")
-                    self._answer(decision.worker, dismissed=why, code=RESUBMIT)
+                    saves = decision.saves
+                    self._answer(decision.worker, dismissed=why, code=RESUBMIT, saves=saves)
                 case ForwardSignal():
                     self._send(Signal(decision.number, confirms=True))
                 case LeaveHost():
@@ -311,20 +313,27 @@ class ElasticLauncher(Launcher):
         orders = Orders(self.job, [], usable, self.token, self.store.port, self.limits)
         # Until it has a place: scripts may read these variables before they call init().
         size = self.policy.num_workers
-        place = min(worker.number, size - 1), size, worker.slot, connection.host.slots, 0, 1
+        rank, local_size = min(worker.number, size - 1), min(connection.host.slots, size)
+        place = rank, size, min(worker.slot, rank, local_size - 1), local_size, 0, 1
         world = World(*place, connection.label, "allstep")
         env = {
             **world.to_env(),
             **world.to_horovod_env(),
             keys.TICKET: worker.ticket,
+            keys.WORKER: str(worker.number),
             # The launcher may itself be a process of a worker of another run.
             PROCESS: "",
             "HOROVOD_ELASTIC": "1",
         }
+        # Spares, too, prepare everything before they wait.
+        if self.run_state.roster.plan is not None or worker.number >= self.policy.num_workers:
+            env[keys.JOINS] = "1"
         if left := self._faults_left():
             env[faults.VARIABLE] = left
         started = [WorkerOrder(worker.number, env)]
-        return orders.order(connection, orders.addresses(), started, is_elastic=True)
+        order = orders.order(connection, orders.addresses(), started, is_elastic=True)
+        # Any worker may become rank 0 and then writes to the terminal.
+        return order if order.foreground is None else replace(order, foreground=worker.number)
 
     def _publish(self, plan: Plan) -> None:
         """Send each member its place, and forget the keys of the generation before."""
@@ -348,7 +357,8 @@ class ElasticLauncher(Launcher):
                 behind=[ranks[each] for each in plan.behind],
                 reason=plan.reason,
             )
-        if plan.generation:
+        # `allstep train` prints a line of its own, after the first step.
+        if plan.generation and not self.job.foreground:
             self.output.notify(_line(plan, [self.workers[each].host for each in plan.members]))
 
     def _answer(self, number: int, **reply: Any) -> None:
@@ -364,6 +374,12 @@ class ElasticLauncher(Launcher):
         assert self.store is not None
         self.store.delete_prefix(keys.end_of(action.generation - 1))
         self.store.set(keys.end_of(action.generation), action.reason.encode())
+        left = sum(worker.generation == action.generation for worker in self.workers.living())
+        if left < self.policy.min_workers:
+            self.output.notify(
+                f"allstep run: {action.reason}; {left} of at least {self.policy.min_workers}"
+                f" workers are left: waiting up to {self.policy.elastic_timeout:g} s for others"
+            )
 
     def _notify_change(self, action: NotifyChange) -> None:
         assert self.store is not None

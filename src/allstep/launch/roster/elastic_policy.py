@@ -16,11 +16,11 @@ class Policy:
     """The options of an elastic run. All times are in seconds.
 
     num_workers: workers that form generation 0. min_workers: smallest number to continue with.
-    max_workers: largest number, None for no limit. max_failures: failures of a slot without a
-    finished step in between after which it is given up. elastic_timeout: longest wait for workers,
-    at the start and after the end of a generation; `start_timeout` applies to workers that have
-    been started. reset_limit: how many plans may follow the
-    first, None for no limit.
+    max_workers: largest number, None for no limit. spares: further workers that are kept on
+    standby; needs a maximum. max_failures: failures of a slot without a finished step in between
+    after which it is given up. elastic_timeout: longest wait for workers, at the start and after
+    the end of a generation; `start_timeout` applies to workers that have been started. reset_limit:
+    how many plans may follow the first, None for no limit.
 
     Horovod's rules: blacklist: a failing worker excludes its whole host. cooldown_range: shortest
     and longest time after which such a host is used again, None for never. notify_after: announce
@@ -34,6 +34,7 @@ class Policy:
     num_workers: int
     min_workers: int
     max_workers: int | None = None
+    spares: int = 0
     max_failures: int = 3
     elastic_timeout: float = 600.0
     reset_limit: int | None = None
@@ -70,8 +71,18 @@ class Policy:
                 f"a maximum of {self.max_workers} workers is below their number"
                 f" {self.num_workers}: raise the maximum"
             )
+        if self.spares < 0 or (self.spares and self.max_workers is None):
+            raise ValueError(
+                f"{self.spares} spare workers: expected 0 or more, and a maximum of workers above"
+                " which they wait"
+            )
         if self.reset_limit is not None and self.reset_limit < 0:
             raise ValueError(f"a reset limit of {self.reset_limit}: expected 0 or more")
+
+    @property
+    def num_slots(self) -> int:
+        """Return how many slots of one host the run can use: without a maximum those it starts."""
+        return (self.max_workers or self.num_workers) + self.spares
 
     @property
     def start_timeout(self) -> float:

@@ -238,7 +238,7 @@ def _room(state: ElasticState, now: float) -> float:
         for each in state.workers.having(*WAITING, *IN_PLAN)
         if state.is_offered(each, now) and not each.is_killed
     ]
-    return state.policy.room_for(len(stay))
+    return state.policy.room_for(len(stay)) + state.policy.spares
 
 
 def _start_workers(state: ElasticState, now: float) -> None:

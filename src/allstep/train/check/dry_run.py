@@ -38,7 +38,8 @@ from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.splits import make_loaders
 from allstep.train.run.capture import capture
 from allstep.train.run.opening_event import memory_in_use
-from allstep.train.run.setup import Job, make_job
+from allstep.train.run.placed_job import Job
+from allstep.train.run.setup import make_job
 from allstep.train.score.evaluate import evaluate
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import Clock, step

@@ -24,7 +24,8 @@ from allstep.comm.group import agree
 from allstep.data import Batch
 from allstep.train.check.verify import switch_dropout_off
 from allstep.train.config.run_config import EmaConfig, GrowthConfig, ResolvedConfig, ScheduleConfig
-from allstep.train.run.setup import Job, make_job
+from allstep.train.run.placed_job import Job
+from allstep.train.run.setup import make_job
 from allstep.train.score.evaluate import evaluate
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import Clock, step

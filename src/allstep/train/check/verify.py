@@ -44,7 +44,8 @@ from allstep.train.checkpoint.write_and_read import Tensors
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.compare_weights import Fingerprint
 from allstep.train.input.splits import make_loaders
-from allstep.train.run.setup import Job, make_job
+from allstep.train.run.placed_job import Job
+from allstep.train.run.setup import make_job
 from allstep.train.score.evaluate import evaluate
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.running_statistics import RunningStatistics

@@ -1,4 +1,7 @@
-"""Broadcasting a checkpoint that rank 0 has read to all ranks, tensor by tensor.
+"""Broadcasting a snapshot of one rank to all ranks, tensor by tensor.
+
+Rank 0 has read it from a checkpoint, or in an elastic run a rank has captured its own state for
+those that join.
 
 ```
 names, types, shapes, state    one object, broadcast by torch
@@ -34,16 +37,21 @@ class _Outline:
     state: Mapping[str, Any]
 
 
-def broadcast_snapshot(world: World, snapshot: Snapshot | None) -> Snapshot | None:
-    """Return rank 0's snapshot on every rank; the argument of the other ranks is not used."""
-    outline = agree.rank_0_decides(world, lambda: None if snapshot is None else _outline(snapshot))
+def broadcast_snapshot(world: World, snapshot: Snapshot | None, source: int = 0) -> Snapshot | None:
+    """Return the snapshot of the rank `source` on every rank.
+
+    The argument of the other ranks is not used.
+    """
+    outline = agree.one_decides(
+        world, source, lambda: None if snapshot is None else _outline(snapshot)
+    )
     if outline is None:
         return None
     if faults.active is not None:
         faults.active.in_phase("broadcast")
-    mine = snapshot if world.rank == 0 else None
-    weights = _broadcast(outline.weights, None if mine is None else mine.weights)
-    optimizer = _broadcast(outline.optimizer, None if mine is None else mine.optimizer)
+    mine = snapshot if world.rank == source else None
+    weights = _broadcast(outline.weights, None if mine is None else mine.weights, source)
+    optimizer = _broadcast(outline.optimizer, None if mine is None else mine.optimizer, source)
     return Snapshot(outline.samples, dict(weights), dict(optimizer), outline.state)
 
 
@@ -58,11 +66,13 @@ def _layouts(tensors: Tensors) -> list[_Layout]:
     return [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
 
 
-def _broadcast(layouts: list[_Layout], mine: Tensors | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield names and tensors of rank 0; `mine` are rank 0's tensors, else None."""
+def _broadcast(
+    layouts: list[_Layout], mine: Tensors | None, source: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield names and tensors of the rank `source`; `mine` are its tensors, else None."""
     for name, dtype, shape in layouts:
         tensor = torch.empty(shape, dtype=dtype) if mine is None else mine[name].contiguous()
-        if tensor.numel():
+        if tensor.numel() and dist.is_initialized():
             # As bytes, because a process group need not support the type.
-            dist.broadcast(tensor.view(-1).view(torch.uint8), 0)
+            dist.broadcast(tensor.view(-1).view(torch.uint8), source)
         yield name, tensor

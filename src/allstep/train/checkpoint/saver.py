@@ -116,6 +116,11 @@ class Saver:
             self._waiting, self._failed_best = [*before[-1:], _Pending(copied, best)], []
             self._changed.notify()
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether `save` may be called: not after `close`."""
+        return not self._ending
+
     def close(self) -> None:
         """Wait until all pending checkpoints have been written or have failed."""
         with self._changed:

@@ -8,6 +8,7 @@ and none augments: a model that cannot memorize these has a bug.
 training split in the way of the validation split.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -42,11 +43,12 @@ def make_loaders(
     world: World,
     out: Path,
     device: torch.device | None = None,
+    worker: int | None = None,
 ) -> dict[str, Loader]:
     """Return the loaders by split name: train, validation, test.
 
     `out` is the folder for the lists of bad samples. `device` is where batches are used (default:
-    the CPU).
+    the CPU). `worker` is the number of this worker in an elastic run, where its rank may change.
     """
     check_batch(config, len(splits.train))
     section = config.data
@@ -57,6 +59,7 @@ def make_loaders(
         strict=section.strict,
         budget=section.budget,
         device=device,
+        writer=worker,
     )
     train, validation, test = splits.train, splits.validation, splits.test
     if config.overfit is not None:
@@ -83,6 +86,21 @@ def make_loaders(
             quarantine=out / f"quarantine-{name}.jsonl",
         )
     return loaders
+
+
+def place_loaders(
+    loaders: Mapping[str, Loader], config: ResolvedConfig, splits: Splits, world: World
+) -> None:
+    """Give the loaders the shares of a rank of `world`; the batch of evaluations follows its size.
+
+    The batch of the training loader stays.
+    """
+    for name, loader in loaders.items():
+        loader.place(world)
+        if name == "train":
+            loader.shares = initial_weights(config.shares, world.size)
+        else:
+            loader.batch = _evaluation_batch(config, splits, world.size) * world.size
 
 
 def make_sample_loader(

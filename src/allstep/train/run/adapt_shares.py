@@ -6,7 +6,7 @@ history of shares, which timing decides and no seed repeats.
 """
 
 from allstep.data.order import Weights, even
-from allstep.train.run.setup import Job
+from allstep.train.run.placed_job import Job
 from allstep.train.step.after_step import StepOutcome
 from allstep.train.watch.callback import Callback
 

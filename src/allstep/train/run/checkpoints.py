@@ -26,7 +26,7 @@ from allstep.train.checkpoint.saver import Saved, Saver, first_not_finite
 from allstep.train.health.checkpoint_state import check_resumed
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.capture import capture
-from allstep.train.run.setup import Job
+from allstep.train.run.placed_job import Job
 from allstep.train.watch.callback import Callback
 
 
@@ -44,13 +44,44 @@ class Checkpoints:
         samples = job.progress.samples
         is_saved = job.progress.owes is None and (self.folder / name_of(samples)).is_dir()
         self._begun_from = samples if is_saved else None
+        # Samples of the last checkpoint that was requested, on all ranks.
+        self._requested: int | None = None
         self._saver: Saver | None = None
         if job.world.rank == 0:
-            find_broken = partial(first_not_finite, job.trainer.model)
-            self._saver = Saver(
-                self.folder, job.config.save.keep, self._results.append, find_broken
-            )
-            self._saver.best = job.progress.best_samples if job.progress.best else None
+            self._saver = self._make_saver()
+
+    def _make_saver(self) -> Saver:
+        find_broken = partial(first_not_finite, self.job.trainer.model)
+        keep, progress = self.job.config.save.keep, self.job.progress
+        saver = Saver(self.folder, keep, self._results.append, find_broken)
+        saver.best = progress.best_samples if progress.best else None
+        return saver
+
+    def enter(self) -> None:
+        """Continue in another world of an elastic run; this rank may be its new rank 0.
+
+        The checkpoint that the old rank 0 was asked to write may be missing. It is replaced by one
+        of the present state.
+        """
+        if self.job.world.rank != 0:
+            self.close()
+            self._saver = None
+        elif self.job.out.is_dir() and (self._saver is None or not self._saver.is_open):
+            self._saver = self._make_saver()
+            missing = self._requested
+            if missing is not None and not (self.folder / name_of(missing)).is_dir():
+                self.save(best=missing == self.job.progress.best_samples)
+
+    def save_alone(self) -> None:
+        """Write the current state at once, without other ranks. Raise AllstepError if it fails."""
+        self.close()
+        if self._saver is None and self.job.out.is_dir():
+            self._saver = self._make_saver()
+            self._saver.close()
+        problem = self._missing()
+        self.report()
+        if problem:
+            raise AllstepError(f"the last state is not saved: {problem}; {self._way_on()}")
 
     def are_due(self) -> bool:
         """Return whether `save.seconds` have passed since the last checkpoint."""
@@ -62,7 +93,7 @@ class Checkpoints:
 
         `best` marks it as the best so far.
         """
-        self._last = time.monotonic()
+        self._last, self._requested = time.monotonic(), self.job.progress.samples
         if faults.active is not None:
             faults.active.at_commit()
         if self._saver is not None:
@@ -103,7 +134,8 @@ class Checkpoints:
 
     def _missing(self) -> str:
         """Write the current state unless it is on disk. Return the problem, "" if there is none."""
-        assert self._saver is not None
+        if self._saver is None:
+            return f"{self.job.out}: this host has no such folder"
         if self.job.progress.samples in (self._saver.last, self._begun_from):
             return ""
         saved = self._saver.write_or_retry(capture(self.job))

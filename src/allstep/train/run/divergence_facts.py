@@ -5,7 +5,7 @@ from allstep.data import Batch
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.health.checkpoint_state import check_resumed
 from allstep.train.health.divergence import Circumstances, Suspect
-from allstep.train.run.setup import Job
+from allstep.train.run.placed_job import Job
 
 # Suspects that each rank names.
 _MAX_SUSPECTS = 8

@@ -29,7 +29,7 @@ from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.health.checkpoint_state import check_used
 from allstep.train.input.classes import check_same_classes
 from allstep.train.input.loaders import make_sample_loader
-from allstep.train.run.setup import Job
+from allstep.train.run.placed_job import Job
 from allstep.train.score.evaluate import Interrupted
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Score, TrainingScore

@@ -1,7 +1,7 @@
 """The training loop, as it runs on each worker.
 
 ```
-for each batch:   step ── exchange (one small sum over the ranks) ── log ── evaluate ── save
+for each batch:   gradients ── one small sum over the ranks ── update ── log ── evaluate ── save
 at the end:       test, once; then evaluate a fixed sample of the training split
 stop request:     save after the step, or within an evaluation, which the resumed run then repeats
                   first
@@ -17,7 +17,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from allstep import comm, faults
@@ -35,14 +34,15 @@ from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
 from allstep.train.run.finish import chosen_model, training_score
 from allstep.train.run.opening_event import opening
+from allstep.train.run.placed_job import Job
 from allstep.train.run.progress import Paused, crossed
 from allstep.train.run.progress_event import finite, progress_event
-from allstep.train.run.setup import Job, make_job
+from allstep.train.run.setup import make_job
 from allstep.train.score.evaluate import Interrupted, evaluate
 from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome, StepReport
 from allstep.train.step.noise import measure_noise
-from allstep.train.step.step import Clock, step
+from allstep.train.step.step import Clock, reduce_step, update_weights
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Evaluated, Result, Score
 from allstep.train.watch.straggler_report import with_straggler_report
@@ -77,7 +77,7 @@ def train(
         job = make_job(config.resolved(world.size), world, out, snapshot)
         callback = with_straggler_report(callbacks)
         callback.start(opening(job, with_flop=bool(callbacks)))
-        run = _Run(job, callback, stopping)
+        run = Run(job, callback, stopping)
         try:
             result = run.go()
         finally:
@@ -87,93 +87,89 @@ def train(
     return result
 
 
-class _Run:
+class Run:
     """The execution of a job: its steps, evaluations and checkpoints."""
 
     def __init__(self, job: Job, callbacks: Callback, stopping: Stopping) -> None:
         self.job, self.callbacks, self.stopping = job, callbacks, stopping
-        self.clock, self.since_log = Clock(), job.trainer.task.tally()
         self.checkpoints = Checkpoints(job, callbacks, stopping)
-        self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
-        self.validation: Score | None = None
-        self.first_sample = job.progress.samples
+        self.started, self.first_sample = time.perf_counter(), job.progress.samples
         self.training_seconds = self.seconds_since_evaluation = 0.0
         self.aside = {"saving": 0.0, "telling": 0.0}
+        self._start_world()
+
+    def _start_world(self) -> None:
+        """Set what belongs to one world; an elastic run calls it again in each further one."""
+        job = self.job
+        self.clock, self.since_log = Clock(), job.trainer.task.tally()
+        self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
+        # A rank that joins has none, and all ranks must evaluate together.
+        self.validation: Score | None = None
+        self.has_stepped = False
+        self.batches = self._batches()
 
     # Training
 
     def go(self) -> Result | Paused:
         """Run to the end, or until a rank is asked to stop."""
-        started = time.perf_counter()
         try:
             if not (why := self._train()):
                 return self._pause()
-            return self._result(started, why)
+            return self._result(why)
         except Interrupted:
             return self._pause()
 
     def _train(self) -> str:
         """Run all steps. Return the reason for ending, or "" if asked to stop."""
-        progress, batches = self.job.progress, self._batches()
+        progress, batches = self.job.progress, self.batches
         self.clock.restart()
         if progress.owes is not None:
             self._settle(progress.owes)
-        while not (why := self._over()):
+        while not (why := self.job.why_over()):
             before, begun = progress.samples, time.perf_counter()
-            stop = self._step(batches)
+            outcome = self._step(batches)
             # The first step includes one-off set-up.
-            if before != self.first_sample:
+            if self.has_stepped:
                 self.stopping.note_cost("step", time.perf_counter() - begun)
             self._after_step(before)
-            if stop:
+            if outcome.stop:
                 return ""
+            if outcome.change and not self.job.why_over():
+                self._leave_world()
         batches.close()
         self.fingerprint.finish()
         self.checkpoints.finish(f"the run is over after {progress.samples} samples ({why})")
         return why
-
-    def _over(self) -> str:
-        """Return the reason why there is no further step; "" if there is one."""
-        job, section, best = self.job, self.job.config.evaluation, self.job.progress.best
-        metric = job.trainer.task.metrics[0]
-        if job.progress.samples >= job.total:
-            return "all epochs are done"
-        if section.patience is not None and job.progress.worse >= section.patience:
-            return (
-                f"no better validation {metric.name} in {job.progress.worse} evaluations"
-                " (evaluation.patience)"
-            )
-        if section.stop_at is not None and best and metric.reaches(best, section.stop_at):
-            return f"the validation {metric.name} is {metric.of(best):.2%} (evaluation.stop_at)"
-        return ""
 
     def _batches(self) -> Generator[Batch]:
         job = self.job
         job.loaders["train"].batch = job.progress.batch
         yield from job.loaders["train"].batches(job.progress.samples, job.total)
 
-    def _step(self, batches: Iterator[Batch]) -> bool:
-        """Run one update and exchange its outcome with all ranks. Return whether to stop."""
+    def _step(self, batches: Iterator[Batch]) -> StepOutcome:
+        """Run one update and return its outcome on all ranks."""
         job, progress = self.job, self.job.progress
         batch, error = self._take(batches)
-        after = min(progress.samples + progress.batch, self._epoch_end(progress.samples))
+        after = min(progress.samples + progress.batch, job.epoch_end(progress.samples))
         job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
         if faults.active is not None:
             faults.active.at_step(progress.updates + 1, batch.samples)
         own = self.clock.per_sample
-        mine = step(job.trainer, batch, after - progress.samples, self.clock)
+        mine = reduce_step(job.trainer, batch, after - progress.samples, self.clock)
         own = self.clock.per_sample - own
-        wants_stop = self.stopping.why is not None
-        report = StepReport(mine, batch.weight, wants_stop, error is not None, own)
+        stops, failed = self.stopping.why is not None, error is not None
+        report = StepReport(mine, batch.weight, stops, failed, own, self._must_leave_world())
         outcome = job.after_step.exchange(report)
         self.clock.lap("wait")
         if outcome.failed:
             agree.everyone(job.world, lambda: _raise(error))
+        # The commit: from here on no other rank is needed.
+        update_weights(job.trainer, batch.position, self.clock)
         self._note(outcome, batch)
-        progress.samples = after
+        progress.owes, progress.samples = progress.samples, after
         progress.updates += 1
         adapt_shares(job, outcome, self.callbacks)
-        return outcome.stop
+        return outcome
 
     def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
         """Return the next share and None; or an empty share and the error if it is invalid.
@@ -185,16 +181,7 @@ class _Run:
             self.job.trainer.task.check_targets(batch, self.job.loaders["train"])
             return batch, None
         except UserError as error:
-            return self._empty(), error
-
-    def _empty(self) -> Batch:
-        nothing = torch.zeros((0, *self.job.splits.shape), dtype=torch.uint8)
-        samples, position = self.job.progress.samples, self.job.progress.samples
-        none = torch.zeros(0, dtype=torch.int64)
-        return Batch(nothing, none, none.numpy(), 0, samples // self.job.num_train, position, {})
-
-    def _epoch_end(self, position: int) -> int:
-        return (position // self.job.num_train + 1) * self.job.num_train
+            return self.job.empty_batch(), error
 
     def _note(self, outcome: StepOutcome, batch: Batch) -> None:
         """Add the step of all ranks to the sums, the loss watch, the noise scale and the EMA."""
@@ -226,6 +213,8 @@ class _Run:
 
     def _after_step(self, before: int) -> None:
         job, progress = self.job, self.job.progress
+        self.has_stepped = True
+        self._note_world()
         if progress.updates % _COMPARE_EVERY == 0:
             self.fingerprint.start(progress.updates)
         elif progress.updates % _COMPARE_EVERY == 1:
@@ -236,6 +225,16 @@ class _Run:
         with self._aside("telling"):
             self.checkpoints.report()
         self.clock.lap("update")
+
+    def _note_world(self) -> None:
+        """Called after each update, for elastic runs."""
+
+    def _must_leave_world(self) -> bool:
+        """Return whether the launcher asked this rank to leave its world, in an elastic run."""
+        return False
+
+    def _leave_world(self) -> None:
+        """Called after a step if any rank must leave the world."""
 
     def _evaluates(self, before: int) -> bool:
         job, samples = self.job, self.job.progress.samples
@@ -282,15 +281,17 @@ class _Run:
         self.clock.lap("update")
         started = time.perf_counter()
         if broken := first_not_finite(job.trainer.model):
-            self._judge(job.watch.broken(broken, trained.loss), self._empty())
-        self.validation = self._validate()
+            self._judge(job.watch.broken(broken, trained.loss), self.job.empty_batch())
+        validation, num_bad = self._validate(), self._num_bad()
+        # From here on no other rank is needed.
+        self.validation = validation
         self.clock.skip()
         self.stopping.note_cost(EVALUATION, time.perf_counter() - started)
-        is_best = progress.note(self.validation, job.trainer.task.metrics[0])
+        is_best = progress.note(validation, job.trainer.task.metrics[0])
         epoch = -(-progress.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
         evaluated = Evaluated(
-            epoch, progress.samples, trained, self.validation, seconds, is_best, self._num_bad()
+            epoch, progress.samples, trained, validation, seconds, is_best, num_bad
         )
         self.callbacks.evaluated(evaluated)
         return is_best
@@ -356,7 +357,7 @@ class _Run:
 
     # The end
 
-    def _result(self, started: float, why: str) -> Result:
+    def _result(self, why: str) -> Result:
         job, progress = self.job, self.job.progress
         # The run was resumed after its last step.
         if self.validation is None:
@@ -372,7 +373,7 @@ class _Run:
             )
         trained = progress.samples - self.first_sample
         speed = trained / self.training_seconds if trained else 0.0
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - self.started
         return Result(
             test=test,
             validation=self.validation,

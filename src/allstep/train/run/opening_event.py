@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allstep.comm.group import agree
 from allstep.process.memory import resident_nbytes
-from allstep.train.run.setup import Job
+from allstep.train.run.placed_job import Job
 from allstep.train.score.evaluate import evaluating
 from allstep.train.step.learning_rate import peak_lr
 from allstep.train.watch.events import Opening

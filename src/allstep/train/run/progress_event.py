@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from allstep.train.run.opening_event import memory_in_use
-from allstep.train.run.setup import Job
+from allstep.train.run.placed_job import Job
 from allstep.train.step.step import PHASES, Clock
 from allstep.train.task.task import Tally
 from allstep.train.watch.events import Progress

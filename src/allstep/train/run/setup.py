@@ -14,7 +14,7 @@ config ──> splits (data) ──> loaders
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.train.checkpoint.restore import averaged_weights, load_optimizer, load_weights
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.check_config import notes
-from allstep.train.config.initial_weights import initial_weights
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.checkpoint_state import check_batch
 from allstep.train.health.divergence import LossWatch
@@ -37,18 +36,16 @@ from allstep.train.input.classes import check_same_classes
 from allstep.train.input.splits import Splits, make_loaders, make_to_input, measure, open_splits
 from allstep.train.precision.casting import cast
 from allstep.train.precision.precision import Precision, dtype_of_weights
+from allstep.train.run.placed_job import Job, place
 from allstep.train.run.progress import RunProgress
 from allstep.train.score.evaluate import ToInput
 from allstep.train.step import build, sharing
 from allstep.train.step import execution as executions
-from allstep.train.step.after_step import AfterStep
 from allstep.train.step.batch_growth import Growth, grows, note
 from allstep.train.step.ema import Average
 from allstep.train.step.learning_rate import learning_rate
 from allstep.train.step.micro_batch import memory_of_worker, samples_at_once
 from allstep.train.step.precision_choice import SAMPLES, loss_in, settle, time_both
-from allstep.train.step.running_statistics import RunningStatistics
-from allstep.train.step.speed_rule import SpeedRule
 from allstep.train.step.step import Trainer
 from allstep.train.step.timing import Example, Trial
 from allstep.train.task.classification import Classification
@@ -60,58 +57,21 @@ _IMAGES_TO_WHITEN = 5000
 _INPUTS = {"images": make_to_input}
 
 
-@dataclass
-class Job:
-    """The components of a run on this rank."""
-
-    config: ResolvedConfig
-    world: World
-    out: Path
-    splits: Splits
-    loaders: Mapping[str, Loader]
-    trainer: Trainer
-    after_step: AfterStep
-    progress: RunProgress
-    growth: Growth
-    watch: LossWatch
-    speed_rule: SpeedRule | None = None
-    ema: Average | None = None
-    noise: RunningNoiseScale | None = None
-    shares_weights: bool = False
-    execution: str = "plain"
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def total(self) -> int:
-        """Samples of the whole run."""
-        return self.config.num_epochs * self.num_train
-
-    @property
-    def num_train(self) -> int:
-        """Samples of an epoch."""
-        return self.loaders["train"].num_samples
-
-    @property
-    def evaluated_model(self) -> nn.Module:
-        """The model that is evaluated: that of the EMA if there is one, else the trained one."""
-        return self.trainer.model if self.ema is None else self.ema.model
-
-    def set_num_micro_batches(self, num_micro_batches: int) -> None:
-        """Set the number of micro-batches in which a worker computes its share."""
-        self.trainer.num_micro_batches = num_micro_batches
-        self.trainer.optimizer.set_backward_passes_per_step(num_micro_batches)
-
-
 def make_job(
-    config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot | None = None
+    config: ResolvedConfig,
+    world: World,
+    out: Path,
+    snapshot: Snapshot | None = None,
+    worker: int | None = None,
 ) -> Job:
     """Build all components of a run. A collective.
 
-    `out` is the run folder. With a `snapshot` the run resumes from it.
+    `out` is the run folder. With a `snapshot` the run resumes from it. `worker` is the number of
+    this worker in an elastic run, None in a fixed world.
     """
     splits = _data_on_every_host(config, world)
     device = build.make_device(config)
-    loaders = make_loaders(config, splits, world, out, device)
+    loaders = make_loaders(config, splits, world, out, device, worker)
     num_train = loaders["train"].num_samples
     task = Classification(splits.num_classes, config.label_smoothing)
     progress = _progress(config, task, snapshot)
@@ -121,31 +81,28 @@ def make_job(
     growth = _growth(config, num_train, made.room, snapshot)
     if snapshot is not None:
         check_batch(snapshot, config, num_train)
-    num_micro_batches = config.accumulation
-    # The batch of a resumed run may have grown.
-    if progress.batch != config.batch:
-        weights = loaders["train"].shares
-        num_micro_batches = growth.num_micro_batches(progress.batch, weights, num_micro_batches)
     optimizer = build.make_optimizer(config, made.model)
     if snapshot is not None:
         agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
-    share = agree.everyone(world, lambda: build.shares_weights(config, world, made.model, device))
-    replicated = build.distribute(made.model, optimizer, world, num_micro_batches, share)
-    return Job(
+    is_elastic = worker is not None
+    share = agree.everyone(
+        world, lambda: build.shares_weights(config, world, made.model, device, is_elastic)
+    )
+    replicated = build.distribute(made.model, optimizer, world, config.accumulation, share)
+    job = Job(
         config=config,
         world=world,
         out=out,
         splits=splits,
         loaders=loaders,
-        trainer=_trainer(config, world, task, made, replicated, num_train, num_micro_batches),
-        after_step=AfterStep(RunningStatistics(made.model), world, sharing.exchanged(config)),
+        trainer=_trainer(config, task, made, replicated, num_train),
         progress=progress,
         growth=growth,
-        speed_rule=sharing.make_rule(config, world.size),
         watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
         ema=_average(config, made.model, snapshot),
         noise=_noise(config, world, snapshot),
         shares_weights=share,
+        is_elastic=is_elastic,
         execution=made.execution,
         notes=[
             *splits.notes,
@@ -154,6 +111,8 @@ def make_job(
             *notes(config, world.size, num_train),
         ],
     )
+    place(job, world)
+    return job
 
 
 def _check_data(
@@ -205,13 +164,12 @@ def _model(
 
 def _trainer(
     config: ResolvedConfig,
-    world: World,
     task: Task,
     made: _Model,
     optimizer: ReplicatedOptimizer,
     num_train: int,
-    num_micro_batches: int,
 ) -> Trainer:
+    """Return the trainer, which `place` completes with rank and size."""
     return Trainer(
         model=made.model,
         task=task,
@@ -219,15 +177,10 @@ def _trainer(
         lr=learning_rate(config, num_train),
         to_input=made.to_input,
         precision=made.precision,
-        num_micro_batches=num_micro_batches,
         clip=config.optimizer.clip,
         noise=build.make_noise(config),
         weigh=build.make_weigh(config),
         seed=config.seed,
-        rank=world.rank,
-        size=world.size,
-        shares=initial_weights(config.shares, world.size),
-        measures_first_micro_batch=sharing.measures_noise(config) and world.size == 1,
     )
 
 
@@ -265,7 +218,8 @@ def _build_model(
         agree.everyone(world, lambda: load_weights(model, snapshot.weights))
     elif callable(whiten := getattr(model, "whiten", None)):
         whiten(to_input(_some_images(config, splits, out)))
-    for tensor in model.state_dict().values():
+    # A worker that has not joined its world yet has no group.
+    for tensor in model.state_dict().values() if world.size > 1 else ():
         dist.broadcast(tensor, 0)
     return model
 

@@ -6,57 +6,41 @@ which to resume; the other ranks receive its decision. So all ranks agree on a f
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from allstep import comm
 from allstep.comm.group import agree
+from allstep.comm.join.membership import Membership, membership
 from allstep.console.escape import print_notice
-from allstep.errors import ConfigError, DataError
+from allstep.errors import DataError
 from allstep.machine import keep_freed_memory
-from allstep.runlog import RunLog
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.check_config import check_config
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder.claim import (
-    RECORD,
     Claimed,
     as_begun,
     claim_folder,
     expect_run,
     has_ended,
 )
-from allstep.train.folder.run_lock import hold
 from allstep.train.health.checkpoint_state import check_batch, check_optimizer, check_resumed
-from allstep.train.run.fault_events import recorded
+from allstep.train.health.stop_request import Stopping
+from allstep.train.run.duties import Duties
 from allstep.train.run.loop import train
+from allstep.train.run.placed_job import Job
 from allstep.train.run.prepare import prepare
 from allstep.train.run.progress import Paused
+from allstep.train.run.setup import make_job
 from allstep.train.run.train_request import TrainRequest
-from allstep.train.watch.callback import Callback, Callbacks
+from allstep.train.run.worlds.generations import Generations
+from allstep.train.run.worlds.standby import prepare_standby
 from allstep.train.watch.events import Result
-from allstep.train.watch.record_callback import Record
-from allstep.train.watch.tensorboard import TensorBoard
-from allstep.train.watch.terminal import Display
 from allstep.world import World
-
-
-@dataclass
-class _Rank0:
-    """What only rank 0 has: the lock on the run folder, the callbacks, the checkpoint it read."""
-
-    held: ExitStack = field(default_factory=ExitStack)
-    callbacks: list[Callback] = field(default_factory=list)
-    snapshot: Snapshot | None = None
-
-    def close(self) -> None:
-        """Close the callbacks and release the lock."""
-        Callbacks(self.callbacks).close()
-        self.held.close()
 
 
 @dataclass(frozen=True)
@@ -75,31 +59,65 @@ def work(asked: TrainRequest, launcher: str | None = None) -> Result | Paused | 
     `launcher` names the launcher to trust for rank and size; None detects it.
     """
     keep_freed_memory()
-    world, mine = comm.init(launcher), _Rank0()
+    duties, member = Duties(), membership()
     try:
-        decision = agree.rank_0_decides(world, lambda: _decide(asked, world, mine))
-        if decision.config is None:
-            return None
-        for note in decision.notes if world.rank == 0 else []:
-            print_notice(note)
-        with recorded(mine.callbacks):
-            result = train(
-                decision.config,
-                world,
-                decision.claimed.path,
-                mine.callbacks,
-                snapshot=broadcast_snapshot(world, mine.snapshot),
-                max_seconds=asked.max_seconds,
-            )
+        if member is not None:
+            result = _work_elastic(asked, member, duties)
+        else:
+            result = _work_fixed(asked, comm.init(launcher), duties)
     finally:
-        mine.close()
+        duties.close()
     # Not after a failure: a process group with an operation in flight would wait for ranks that
     # have exited.
     comm.shutdown()
     return result
 
 
-def _decide(asked: TrainRequest, world: World, mine: _Rank0) -> _Decision:
+def _work_fixed(asked: TrainRequest, world: World, duties: Duties) -> Result | Paused | None:
+    """Train in a world that does not change: a lost rank ends the run."""
+    decision = _agree(asked, world, duties)
+    if decision.config is None:
+        return None
+    return train(
+        decision.config,
+        world,
+        decision.claimed.path,
+        duties.callbacks.callbacks,
+        snapshot=broadcast_snapshot(world, duties.snapshot),
+        max_seconds=asked.max_seconds,
+    )
+
+
+def _work_elastic(
+    asked: TrainRequest, member: Membership, duties: Duties
+) -> Result | Paused | None:
+    """Train in an elastic run, in one world after the other."""
+
+    def start(world: World) -> Job | None:
+        decision = _agree(asked, world, duties)
+        if decision.config is None:
+            return None
+        snapshot = broadcast_snapshot(world, duties.snapshot)
+        folder = decision.claimed.path
+        return make_job(decision.config, world, folder, snapshot, member.number)
+
+    standby = None
+    if member.joins_later:
+        standby = prepare_standby(asked, World.detect().size, member.number)
+    world = comm.init()
+    with Stopping(asked.max_seconds) as stopping:
+        return Generations(member, duties, stopping, start, standby).go(world)
+
+
+def _agree(asked: TrainRequest, world: World, duties: Duties) -> _Decision:
+    """Return the decision of rank 0, on all ranks, and print its notes."""
+    decision = agree.rank_0_decides(world, lambda: _decide(asked, world, duties))
+    for note in decision.notes if world.rank == 0 else []:
+        print_notice(note)
+    return decision
+
+
+def _decide(asked: TrainRequest, world: World, duties: Duties) -> _Decision:
     if asked.must_exist and asked.out is not None:
         expect_run(asked.out)
     try:
@@ -111,13 +129,13 @@ def _decide(asked: TrainRequest, world: World, mine: _Rank0) -> _Decision:
         raise
     config = prepared.config.resolved(world.size)
     check_config(config, world.size)
-    claimed = _claim(config, asked, mine)
+    claimed = _claim(config, asked, duties)
     if claimed.has_ended:
         return _ended(claimed)
     config = as_begun(config, claimed.path)
     notes = [prepared.note] if prepared.note else []
     if claimed.resumes:
-        notes += _find_checkpoint(config, claimed.path, mine)
+        notes += _find_checkpoint(config, claimed.path, duties)
     return _Decision(claimed, config, notes)
 
 
@@ -126,7 +144,7 @@ def _ended(claimed: Claimed) -> _Decision:
     return _Decision(claimed)
 
 
-def _find_checkpoint(config: ResolvedConfig, folder: Path, mine: _Rank0) -> list[str]:
+def _find_checkpoint(config: ResolvedConfig, folder: Path, duties: Duties) -> list[str]:
     """Read the newest whole checkpoint. Return notes on those that are not used."""
     found = checkpoint.newest(folder / "checkpoints", partial(_check, config))
     if not found.snapshot and found.complaints:
@@ -134,7 +152,7 @@ def _find_checkpoint(config: ResolvedConfig, folder: Path, mine: _Rank0) -> list
             f"{folder}: no checkpoint is complete: {'; '.join(found.complaints)}; restore a copy of"
             f" one, or move {folder / 'checkpoints'} away to start the run from the beginning"
         )
-    mine.snapshot = found.snapshot
+    duties.snapshot = found.snapshot
     notes = [f"not used: {complaint}" for complaint in found.complaints]
     if not found.snapshot:
         notes.append(f"{folder}: has no checkpoint yet, so the run starts from the beginning")
@@ -148,24 +166,14 @@ def _check(config: ResolvedConfig, snapshot: Snapshot) -> None:
     check_optimizer(snapshot, config)
 
 
-def _claim(config: ResolvedConfig, asked: TrainRequest, mine: _Rank0) -> Claimed:
+def _claim(config: ResolvedConfig, asked: TrainRequest, duties: Duties) -> Claimed:
     """Lock the run folder and open its files, unless the run in it has ended. Return the claim."""
     claimed = claim_folder(config, asked.out, asked.resume)
     if claimed.has_ended:
         return claimed
-    mine.held.enter_context(hold(claimed.path))
+    duties.lock(claimed.path)
     # Again: the process that held the lock may have started a run in the folder, or ended it.
     claimed = claim_folder(config, claimed.path, asked.resume)
     if not claimed.has_ended:
-        mine.callbacks = _callbacks(claimed.path)
+        duties.open(claimed.path)
     return claimed
-
-
-def _callbacks(out: Path) -> list[Callback]:
-    try:
-        record = RunLog(out / RECORD)
-    except OSError as error:
-        raise ConfigError(
-            f"{out / RECORD}: cannot be written: {error.strerror or error}"
-        ) from error
-    return [Record(record), TensorBoard(out / "tensorboard"), Display()]

@@ -1,10 +1,13 @@
-"""The exchange of the ranks after a step: one small sum, together with the running statistics.
+"""The exchange of the ranks in a step: one small sum, together with the running statistics.
+
+It is the last collective of a step. The update of the weights follows it, so that all ranks update
+or none (D15).
 
 ```
 each rank    StepReport    tally of its share, stop request, whether its input failed, its samples
-                           and seconds
-all ranks    StepOutcome   tally of the whole batch, whether any rank stops or failed, samples and
-                           seconds of each rank
+                           and seconds, and whether it was asked to leave its world
+all ranks    StepOutcome   tally of the whole batch, whether any rank stops, failed or leaves,
+                           samples and seconds of each rank
 ```
 
 The sum uses torch's default process group. Gradients and norms have process groups of their own, so
@@ -31,6 +34,8 @@ class StepReport:
     """Whether this rank had no valid share, so that all ranks must end with its error."""
     seconds: float = 0.0
     """Seconds of this rank for the input and computation of its share."""
+    wants_change: bool = False
+    """Whether the launcher of an elastic run asked this rank to leave the world after the step."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class StepOutcome:
     """Whether any rank wants to stop."""
     failed: bool
     """Whether any rank failed."""
+    change: bool = False
+    """Whether any rank was asked to leave the world, so that all leave it after this step."""
     samples: tuple[float, ...] = ()
     """Samples of each rank; empty unless `AfterStep` has "samples" in `by_rank`."""
     seconds: tuple[float, ...] = ()
@@ -63,16 +70,16 @@ class AfterStep:
     def exchange(self, report: StepReport) -> StepOutcome:
         """Make the running statistics equal on all ranks. Return the sum of all reports."""
         sums = report.tally.sums()
-        own = [*sums, report.wants_stop, report.failed, *self._own(report)]
-        total = self.statistics.average(report.samples, own)
-        count, size = len(sums), self.world.size
-        stop, failed = (value > 0 for value in total[count : count + 2])
-        starts = range(count + 2, len(total), size)
+        flags = [report.wants_stop, report.failed, report.wants_change]
+        total = self.statistics.average(report.samples, [*sums, *flags, *self._own(report)])
+        first, last, size = len(sums), len(sums) + len(flags), self.world.size
+        stop, failed, change = (value > 0 for value in total[first:last])
+        starts = range(last, len(total), size)
         by_rank = {
             name: tuple(total[start : start + size])
             for name, start in zip(self.by_rank, starts, strict=True)
         }
-        return StepOutcome(report.tally.with_sums(total[:count]), stop, failed, **by_rank)
+        return StepOutcome(report.tally.with_sums(total[:first]), stop, failed, change, **by_rank)
 
     def _own(self, report: StepReport) -> list[float]:
         """Return values per rank, zero except for this rank's, so that the sum has all ranks'."""

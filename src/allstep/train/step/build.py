@@ -23,6 +23,7 @@ from allstep.optim import groups, noise_variance
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
+from allstep.train.config.check_config import check_elastic
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.step.learning_rate import peak_lr
 from allstep.world import World
@@ -141,8 +142,21 @@ _MAKERS: dict[str, Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer
 }
 
 
-def shares_weights(config: RunConfig, world: World, model: nn.Module, device: torch.device) -> bool:
-    """Return whether the workers of a host share one copy of the weights."""
+def shares_weights(
+    config: RunConfig,
+    world: World,
+    model: nn.Module,
+    device: torch.device,
+    is_elastic: bool = False,
+) -> bool:
+    """Return whether the workers of a host share one copy of the weights.
+
+    Not in an elastic run: a worker that is lost during its update would leave weights that are
+    neither old nor new.
+    """
+    if is_elastic:
+        check_elastic(config)
+        return False
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
             "share_weights=true and precision=float16 exclude each other: float16 needs whole"
@@ -174,7 +188,8 @@ def distribute(
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
-    key = f"train/{next(_NUMBERS)}"
+    number, generation = next(_NUMBERS), world.generation
+    key = f"train/{number}" if generation == 0 else f"train/generation {generation}"
     replicas = Replicas(
         named,
         lambda: group_for("gradients"),
@@ -186,6 +201,13 @@ def distribute(
     made = replicate(optimizer, replicas, world.size, share_weights=share)
     at_shutdown(made.close)
     return made
+
+
+def attach(optimizer: ReplicatedOptimizer, world: World) -> None:
+    """Let a distributed optimizer reduce over the ranks of another world of an elastic run."""
+    # Not counted, because a worker that joins has made fewer optimizers than the others.
+    optimizer.attach(f"train/generation {world.generation}", world.size)
+    at_shutdown(optimizer.close)
 
 
 def make_noise(config: ResolvedConfig) -> Callable[[int], float] | None:

@@ -37,33 +37,73 @@ _NONE = torch.empty(0)
 
 
 class RunningStatistics:
-    """The buffers of a model that change in training."""
+    """The buffers of a model that change in training.
 
-    def __init__(self, model: nn.Module) -> None:
+    `keeps` allows `restore`: after each step the values are kept, at the cost of a copy of the
+    buffers that are not of norms.
+    """
+
+    def __init__(self, model: nn.Module, keeps: bool = False) -> None:
         self.norms, self.others = _places(model)
         self._seen = [_as_it_is(place) for place in self.others]
+        # The values to return to: of all norms in one vector, of each other buffer a copy.
+        self._kept_norms = _flat(self.norms) if keeps else None
+        self._kept_others = [_buffer(place).clone() for place in self.others] if keeps else []
 
     @torch.no_grad()
     def average(self, weight: int, more: Sequence[float] = ()) -> list[float]:
         """Make the statistics equal on all ranks after a step. Return the sums of `more` over them.
 
         `weight` is the number of samples that this rank had in the step, `more` are further values
-        to add over the ranks.
+        to add over the ranks. No buffer changes before the last collective.
         """
-        if not (self.norms or self.others or more) or dist.get_world_size() == 1:
+        if not (self.norms or self.others or more) or _is_alone():
+            # Without other ranks a step does not fail, so there is nothing to return to.
+            self._kept_norms = None
             return list(more)
         changed = [
             _has_changed(place, seen) for place, seen in zip(self.others, self._seen, strict=True)
         ]
-        sums = _mean_of(self.norms, weight, [weight, *more, *changed])
+        means, sums = _mean_of(self.norms, weight, [weight, *more, *changed])
         total, sums_of_more = sums[0], sums[1 : 1 + len(more)]
-        touched = [
-            place for place, count in zip(self.others, sums[1 + len(more) :], strict=True) if count
-        ]
-        if touched and total:
-            _mean_of(touched, weight, [weight])
-        self._seen = [_as_it_is(place) for place in self.others]
+        touched = [bool(count) for count in sums[1 + len(more) :]]
+        if any(touched) and total:
+            places = [place for place, is_it in zip(self.others, touched, strict=True) if is_it]
+            _copy(_mean_of(places, weight, [weight])[0], places)
+        # A step without any samples does not change the buffers.
+        if total and len(means):
+            _copy(means, self.norms)
+        self._note(means if total else None, touched)
         return sums_of_more
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Return to the values after the last whole step; needs `keeps`."""
+        if self._kept_norms is None:
+            return
+        _copy(self._kept_norms, self.norms)
+        for (module, name), kept in zip(self.others, self._kept_others, strict=True):
+            buffer = _buffer((module, name))
+            if buffer.shape == kept.shape and buffer.dtype == kept.dtype:
+                buffer.copy_(kept)
+            else:
+                module._buffers[name] = kept.clone()
+        self._seen = [_as_it_is(place) for place in self.others]
+
+    def _note(self, means: Tensor | None, touched: Sequence[bool]) -> None:
+        """Remember the present values, to detect later changes, and to return to them."""
+        self._seen = [_as_it_is(place) for place in self.others]
+        if self._kept_norms is None:
+            return
+        if means is not None:
+            self._kept_norms = means
+        for number, is_touched in enumerate(touched):
+            if is_touched:
+                self._kept_others[number] = _buffer(self.others[number]).clone()
+
+
+def _is_alone() -> bool:
+    return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def _places(model: nn.Module) -> tuple[list[Place], list[Place]]:
@@ -100,30 +140,34 @@ def _has_changed(place: Place, seen: tuple[Tensor, int]) -> bool:
     return buffer is not seen[0] or version != seen[1]
 
 
-def _mean_of(places: Sequence[Place], weight: int, more: Sequence[float]) -> list[float]:
-    """Replace the buffers by their weighted mean over all ranks. Return the sums of `more`.
+def _flat(places: Sequence[Place]) -> Tensor:
+    """Return the values of buffers as one vector."""
+    values = [_real(_buffer(place)).double().flatten().cpu() for place in places]
+    return torch.cat([*values, torch.empty(0, dtype=torch.float64)])
 
-    The first value of `more` must be the weight.
+
+def _mean_of(
+    places: Sequence[Place], weight: int, more: Sequence[float]
+) -> tuple[Tensor, list[float]]:
+    """Return the weighted mean of the buffers over all ranks, and the sums of `more`.
+
+    The first value of `more` must be the weight. Without any weight the mean has no meaning.
     """
-    buffers = [_buffer(place) for place in places]
-    mine = [_real(buffer).double().flatten().cpu() for buffer in buffers]
-    # Not `each * weight` for weight 0: 0 x inf is NaN.
-    weighed = [each * weight if weight else torch.zeros_like(each) for each in mine]
-    total = torch.cat([*weighed, torch.tensor(more, dtype=torch.float64)])
+    mine = _flat(places)
+    # Not `mine * weight` for weight 0: 0 x inf is NaN.
+    weighed = mine * weight if weight else torch.zeros_like(mine)
+    total = torch.cat([weighed, torch.tensor(more, dtype=torch.float64)])
     dist.all_reduce(total)
-    flat = total[: len(total) - len(more)]
-    sums = [float(each) for each in total[len(flat) :].tolist()]
-    # A step without any samples does not change the buffers.
-    if sums[0] > 0 and len(flat):
-        _copy(flat / sums[0], [_real(buffer) for buffer in buffers])
-    return sums
+    sums = [float(each) for each in total[len(mine) :].tolist()]
+    return total[: len(mine)] / sums[0], sums
 
 
 def _real(buffer: Tensor) -> Tensor:
     return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
-def _copy(flat: Tensor, buffers: Sequence[Tensor]) -> None:
+def _copy(flat: Tensor, places: Sequence[Place]) -> None:
+    buffers = [_real(_buffer(place)) for place in places]
     values = torch.split(flat, [buffer.numel() for buffer in buffers])
     for buffer, value in zip(buffers, values, strict=True):
         # An integer, such as num_batches_tracked, is the same on all ranks that had samples.

@@ -9,6 +9,14 @@ The mean of this gradient over the ranks is the gradient of the mean loss over t
 shares of any size: N workers compute what one worker would. The factor is the same on all ranks,
 because a synchronized norm carries gradients from one rank's loss to another rank's samples.
 
+A step commits in one place (D15). All its collectives come before its first lasting change:
+
+    reduce_step       forward, backward, reduction of the gradients
+    after_step        the small sum over the ranks: tally, stop request, running statistics
+    update_weights    the commit: update, EMA, position; local, so that it cannot fail
+
+A step that fails because a rank is lost leaves weights, optimizer and run state as they were.
+
 `Clock` divides the time of a rank into four phases:
 
     input      until the share of the batch is available
@@ -129,11 +137,20 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
 
     `batch` is this rank's share of the global batch. `clock` receives the time of the phases.
     """
+    tally = reduce_step(trainer, batch, num_samples, clock)
+    update_weights(trainer, batch.position, clock)
+    return tally
+
+
+def reduce_step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tally:
+    """Do the first half of `step`: the reduced gradients are complete, the weights unchanged.
+
+    Only buffers that the forward pass changes differ from before (`RunningStatistics.restore`).
+    """
     clock.lap("input")
     if faults.active is not None and faults.active.takes("flip"):
         flip_bit(trainer.model.parameters())
     optimizer = trainer.optimizer
-    set_lr(optimizer, trainer.lr(batch.position))
     # Dropout draws the same numbers in a resumed run.
     seed_step(trainer.seed, batch.position, trainer.rank)
     optimizer.zero_grad()
@@ -145,16 +162,25 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
     clock.lap("compute")
     optimizer.reduce_gradients()
     clock.lap("wait")
+    return tally
+
+
+def update_weights(trainer: Trainer, position: int, clock: Clock) -> None:
+    """Do the second half of `step`, which depends on no other rank.
+
+    `position` is that of the batch.
+    """
+    optimizer = trainer.optimizer
     if faults.active is not None:
         faults.active.update_begins()
-    if finish_gradients(trainer, batch.position):
+    set_lr(optimizer, trainer.lr(position))
+    if finish_gradients(trainer, position):
         optimizer.apply()
     else:
         optimizer.discard()
     if faults.active is not None:
         faults.active.step_ends()
     clock.lap("update")
-    return tally
 
 
 def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Tally:

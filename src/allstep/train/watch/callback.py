@@ -28,6 +28,13 @@ class Callback:
     def start(self, opening: Opening) -> None:
         """Handle the start of training, also when a run resumes."""
 
+    def take_over(self, opening: Opening) -> None:
+        """Handle the loss of rank 0 in an elastic run: this process reports from now on.
+
+        Default: like `start`.
+        """
+        self.start(opening)
+
     def progress(self, progress: Progress) -> None:
         """Handle the figures of the last `log_every` steps.
 
@@ -63,6 +70,9 @@ class Callbacks(Callback):
 
     def start(self, opening: Opening) -> None:
         self._call("start", opening)
+
+    def take_over(self, opening: Opening) -> None:
+        self._call("take_over", opening)
 
     def progress(self, progress: Progress) -> None:
         self._call("progress", progress)

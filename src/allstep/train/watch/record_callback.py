@@ -51,6 +51,9 @@ class Record(Callback):
             position=opening.position,
         )
 
+    def take_over(self, opening: Opening) -> None:
+        """Continue the record of the lost rank 0, which has its start."""
+
     def progress(self, progress: Progress) -> None:
         known = {field.name: getattr(progress, field.name) for field in fields(progress)}
         times = known.pop("times")

@@ -60,11 +60,16 @@ class Display(Callback):
         self._reported = False
         self._last = {"progress": 0.0, "saved": float("-inf")}
 
-    def start(self, opening: Opening) -> None:
+    def take_over(self, opening: Opening) -> None:
+        """Continue without the banner, which the lost rank 0 has printed."""
         self._last["progress"] = time.monotonic()
         self.epochs = opening.config.num_epochs
         self.num_train = max(1, opening.num_samples["train"])
         self.with_top5 = len(opening.classes) >= _TOP5_FROM
+        if self.console.is_terminal:
+            self._start_bar(opening.position)
+
+    def start(self, opening: Opening) -> None:
         self._print(f"allstep {__version__} trains {opening.config.title}", "bold")
         for name, value in banner(opening):
             self._print(f"  {name:<10} {value}")
@@ -72,8 +77,7 @@ class Display(Callback):
             self._print(f"warning: {line}", "yellow")
         for note in opening.notes:
             self._print(f"note: {note}")
-        if self.console.is_terminal:
-            self._start_bar(opening.position)
+        self.take_over(opening)
 
     def _start_bar(self, position: int) -> None:
         """Show the progress bar of a run that has been trained on `position` samples."""

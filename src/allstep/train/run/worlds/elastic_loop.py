@@ -1,0 +1,74 @@
+"""The training loop of an elastic run: a step that failed is undone and repeated in another world.
+
+`interrupt` undoes it, then the worker joins the next world (`generations`), and `enter` and `go`
+continue there.
+"""
+
+from typing import Any
+
+from allstep.train.health.stop_request import Stopping
+from allstep.train.run.duties import Duties
+from allstep.train.run.loop import Run
+from allstep.train.run.placed_job import Job
+from allstep.train.run.worlds.changes import Changes, LeaveWorld
+
+
+class ElasticLoop(Run):
+    """The execution of a job in one world after the other.
+
+    `changes` and `duties` are those of this worker.
+    """
+
+    def __init__(self, job: Job, stopping: Stopping, changes: Changes, duties: Duties) -> None:
+        super().__init__(job, duties.callbacks, stopping)
+        self.changes, self.duties = changes, duties
+
+    @property
+    def commits(self) -> int:
+        """The number of whole changes of the state: updates, and what is due after each."""
+        progress = self.job.progress
+        return 2 * progress.updates + (progress.owes is None)
+
+    def interrupt(self) -> None:
+        """Undo the step in progress: the state is that of the last commit."""
+        progress = self.job.progress
+        self.job.after_step.statistics.restore()
+        self.batches.close()
+        # An evaluation needs the other ranks, the rest does not.
+        if progress.owes is not None and not self._evaluates(progress.owes):
+            self._settle(progress.owes)
+        self.training_seconds += sum(self.clock.seconds.values())
+
+    def enter(self) -> None:
+        """Continue in the world in which the job has been placed."""
+        self._start_world()
+        self.checkpoints.enter()
+
+    def save_alone(self, why: str) -> None:
+        """Save the state without the other ranks, before this worker ends."""
+        progress, total = self.job.progress, self.job.total
+        self.checkpoints.save_alone()
+        self.callbacks.event(
+            f"stopped and saved after {progress.samples} of {total} samples: {why}",
+            samples=progress.samples,
+        )
+
+    def close(self) -> None:
+        """Wait until all checkpoints are written."""
+        self.checkpoints.close()
+
+    def report_change(self, change: tuple[str, dict[str, Any]] | None) -> None:
+        """Send the callbacks the event about a change of the world, if there is one."""
+        if change is not None:
+            text, figures = change
+            self.callbacks.event(text, samples=self.job.progress.samples, **figures)
+
+    def _note_world(self) -> None:
+        self.report_change(self.changes.note_step(self.commits))
+        self.duties.remind()
+
+    def _must_leave_world(self) -> bool:
+        return self.changes.is_asked
+
+    def _leave_world(self) -> None:
+        raise LeaveWorld

@@ -1,0 +1,56 @@
+"""What a worker does before it joins an elastic run: everything that needs no other rank.
+
+The others wait for the first step of a worker that joins. So it imports, opens the data, builds
+model and optimizer and computes one step on synthetic data before it asks for its place: torch sets
+up much only then.
+"""
+
+import copy
+from pathlib import Path
+
+import torch
+
+from allstep.train.config.run_config import ResolvedConfig
+from allstep.train.folder.claim import as_begun
+from allstep.train.run.placed_job import Job
+from allstep.train.run.prepare import prepare
+from allstep.train.run.setup import make_job
+from allstep.train.run.train_request import TrainRequest
+from allstep.train.step import build
+from allstep.world import World
+
+_MAX_SAMPLES = 256
+
+
+def prepare_standby(
+    asked: TrainRequest, num_workers: int, worker: int
+) -> tuple[ResolvedConfig, Job]:
+    """Return the config that the run probably has, and a job of it in a world of its own.
+
+    `num_workers` is the number with which the run started, `worker` the number of this worker.
+    """
+    config = prepare(asked.source, asked.overrides, asked.data).config.resolved(num_workers)
+    out = Path() if asked.out is None else asked.out
+    if asked.out is not None:
+        config = as_begun(config, out)
+    # The state that it receives has the mode that was measured at the start.
+    mode = {"execution": "channels-last"} if config.execution == "auto" else {}
+    job = make_job(config.model_copy(update=mode), World.alone(), out, worker=worker)
+    warm_up(job, num_workers)
+    return config, job
+
+
+def warm_up(job: Job, num_workers: int) -> None:
+    """Compute one step of a copy of the model on synthetic data."""
+    share = min(_MAX_SAMPLES, max(2, -(-job.progress.batch // num_workers)))
+    with torch.random.fork_rng(devices=[]):
+        model = copy.deepcopy(job.trainer.model)
+        optimizer = build.make_optimizer(job.config, model)
+        images = torch.zeros((share, *job.splits.shape), dtype=torch.uint8)
+        targets = torch.zeros(share, dtype=torch.int64)
+        with job.trainer.precision.autocast():
+            outputs = model(job.trainer.to_input(images))
+        losses = job.trainer.task.training_losses(outputs.float(), targets.to(outputs.device))
+        # torch does not annotate `backward`.
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()

@@ -1,0 +1,469 @@
+"""`allstep train --min-workers`: workers are killed, the others continue in memory, others join.
+
+The reference of a run is a chain of runs in fixed worlds: each is stopped at the position at which
+the world changed, and resumed from its checkpoint with the next number of workers.
+"""
+
+import contextlib
+import filecmp
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from allstep import runlog
+from allstep.train.checkpoint import write_and_read as checkpoint
+from support.ranks import Ranks, clean_environment, shared_memory_files, wait_until
+
+pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.timeout(300)]
+
+# Running statistics, dropout, a moving average, random crops, uneven batches.
+OVERRIDES = [
+    *("digits", "batch=50", "save.seconds=1", "log_every=1", "data.validation=100"),
+    *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5"),
+    *("ema.decay=0.9", "data.augment=PadAndCrop(8, pad=1)", "label_smoothing=0.1"),
+    "precision=float32",
+]
+SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
+ENVIRONMENT = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+
+
+def command(out: Path, *more: str, workers: int = 3, least: int = 1) -> list[str]:
+    options = ["--workers", str(workers), "--min-workers", str(least), "--out", str(out)]
+    return [sys.executable, "-m", "allstep", "train", *OVERRIDES, *options, *more]
+
+
+def complete(out: Path, *more: str, workers: int = 3, least: int = 1) -> str:
+    """Run to the end and return the output."""
+    before = shared_memory_files()
+    done = subprocess.run(
+        command(out, *more, workers=workers, least=least),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shared_memory_files() == before
+    return done.stdout + done.stderr
+
+
+def changes(out: Path) -> list[dict[str, Any]]:
+    """Return the events about changes of the world."""
+    events = runlog.read(out / "run.jsonl").events
+    return [dict(event) for event in events if "position" in event]
+
+
+def work_until(overrides: list[str], out: Path, stop_at: int | None, is_due: bool) -> None:
+    """Train as a worker of a fixed world, and stop at this number of samples.
+
+    is_due: stop before what is due after the last step, an evaluation.
+    """
+    from allstep.train.health.stop_request import Stopping
+    from allstep.train.run import loop
+    from allstep.train.run.train_request import TrainRequest
+    from allstep.train.run.worker import work
+
+    reached = []
+    original = loop.reduce_step
+
+    def noted(trainer: Any, batch: Any, num_samples: int, clock: Any) -> Any:
+        if stop_at is not None and batch.position + num_samples >= stop_at:
+            reached.append(True)
+        return original(trainer, batch, num_samples, clock)
+
+    class StopThere(Stopping):
+        @property
+        def why(self) -> str | None:
+            return "reached" if reached else None
+
+        def must_leave(self) -> bool:
+            return bool(reached) and is_due
+
+    loop.reduce_step, loop.Stopping = noted, StopThere  # type: ignore[misc]
+    source, *keys = overrides
+    work(TrainRequest(source, keys, out=out, resume=True))
+
+
+def chain(
+    ranks: Ranks, overrides: list[str], out: Path, first: int, run: Path, last: int | None = None
+) -> None:
+    """Train the reference of `run`, which started with `first` workers and stopped at `last`."""
+    moves = changes(run)
+    sizes = [first, *(event["workers"] for event in moves)]
+    stops = [*((event["position"], event["due"]) for event in moves), (last, False)]
+    for size, (stop_at, is_due) in zip(sizes, stops, strict=True):
+        if stop_at != 0:
+            # Threads decide the order of sums.
+            env = {"OMP_NUM_THREADS": "1"}
+            ranks(size, work_until, overrides, out, stop_at, is_due, env=env)
+
+
+def assert_same_end(ours: Path, theirs: Path) -> None:
+    first, second = (checkpoint.written(each / "checkpoints")[0] for each in (ours, theirs))
+    assert first.name == second.name
+    names = sorted(path.name for path in first.iterdir())
+    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])
+    tests = [runlog.read(out / "run.jsonl").evals[-1] for out in (ours, theirs)]
+    assert tests[0]["part"] == tests[1]["part"] == "test"
+    assert tests[0]["loss"] == tests[1]["loss"]
+
+
+def test_rank_0_is_killed_and_the_others_end_with_the_bits_of_a_restore(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """Also the duties of rank 0: one record from the start to the end, whole checkpoints."""
+    run, epochs = tmp_path / "run", "epochs=3"
+    output = complete(run, epochs, "--fault", "kill@rank=0,step=40")
+    first, *_ = changes(run)
+    assert first["position"] == 26 * 50 + 37 + 12 * 50 and first["workers"] == 2
+    assert "lost rank 0 on localhost: killed by signal 9 (SIGKILL); 2 workers continue" in output
+    record = runlog.read(run / "run.jsonl")
+    assert len(record.starts) == 1 and record.end is not None
+    positions = [step["samples"] for step in record.steps]
+    # The step after whose update rank 0 died may be missing in the record, none is there twice.
+    assert positions == sorted(set(positions)) and positions[-1] == 3 * 1337
+    assert len(positions) >= 3 * 27 - 2
+    chain(ranks, [*OVERRIDES, epochs], tmp_path / "reference", 3, run)
+    assert_same_end(run, tmp_path / "reference")
+
+
+# A worker that ends itself at given points: `NUMBER:POINT:WHEN`, where WHEN is a step for `reduce`
+# and `update`, else the first generation that counts.
+DRIVER = """
+import os, signal, sys, time
+from pathlib import Path
+
+from allstep.comm.join.membership import membership
+from allstep.train.run import loop, worker
+from allstep.train.run.worlds import generations
+from allstep.train.run.train_request import TrainRequest
+
+out, wait_until, *kills = sys.argv[1].split()
+number = membership().number
+mine = [(point, int(when)) for each in kills for who, point, when in [each.split(":")] if int(who) == number]
+
+
+def maybe_die(point, when):
+    if any(point == name and when >= first for name, first in mine):
+        print(f"worker {number} ends itself: {point} {when}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(module, name, act):
+    original = getattr(module, name)
+
+    def acted(*args, **options):
+        act(*args)
+        return original(*args, **options)
+
+    setattr(module, name, acted)
+
+
+steps = []
+
+
+def at_step(trainer, batch, *_):
+    steps.append(1)
+    generation = membership().place.generation
+    # The run shall not end before workers have joined.
+    if batch.position > 1000 and generation < int(wait_until):
+        time.sleep(0.5)
+    trainer.optimizer.reduce_gradients, original = reduce, trainer.optimizer.reduce_gradients
+
+    def restored():
+        trainer.optimizer.reduce_gradients = original
+        return original()
+
+    reduce.then = restored
+
+
+def reduce():
+    maybe_die("reduce", position())
+    return reduce.then()
+
+
+def position():
+    return worker_of[0]._run.job.progress.updates + 1 if worker_of else 0
+
+
+worker_of = []
+before(generations.Generations, "__init__", lambda self, *_: worker_of.append(self))
+before(loop, "reduce_step", at_step)
+before(loop, "update_weights", lambda *_: maybe_die("update", position()))
+before(loop, "evaluate", lambda *_: maybe_die("evaluate", membership().place.generation))
+before(generations.Generations, "_enter", lambda self, world: maybe_die("enter", world.generation))
+before(
+    generations,
+    "broadcast_snapshot",
+    lambda world, *_: maybe_die("broadcast", world.generation) if world.generation else None,
+)
+before(worker.comm, "init", lambda *_: maybe_die("standby", 0))
+overrides = Path(sys.argv[2]).read_text().split("\\n")
+worker.work(TrainRequest(overrides[0], overrides[1:], out=Path(out)))
+"""
+
+
+def run_driver(
+    folder: Path, kills: list[str], *, workers: int, wait_until: int, overrides: list[str]
+) -> Path:
+    """Train with `allstep run --min-np 1`, with workers that end themselves."""
+    driver, keys, out = folder / "driver.py", folder / "overrides", folder / "run"
+    driver.write_text(DRIVER)
+    keys.write_text("\n".join(overrides))
+    arguments = [str(driver), " ".join([str(out), str(wait_until), *kills]), str(keys)]
+    launch = [sys.executable, "-m", "allstep", "run", "-np", str(workers), "--min-np", "1"]
+    done = subprocess.run(
+        [*launch, sys.executable, *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for kill in kills:
+        who, point, _ = kill.split(":")
+        assert f"worker {who} ends itself: {point}" in done.stdout, done.stdout + done.stderr
+    return out
+
+
+def test_workers_die_in_every_phase_and_no_bit_is_lost(ranks: Ranks, tmp_path: Path) -> None:
+    """Rank 0 in a reduction, the next rank 0 while the world forms, the source of the first
+    broadcast, a worker on standby, and one in an evaluation."""
+    kills = ["0:reduce:9", "1:enter:1", "4:standby:0", "2:broadcast:2", "3:evaluate:4"]
+    overrides = [*OVERRIDES, "epochs=8"]
+    run = run_driver(tmp_path, kills, workers=4, wait_until=4, overrides=overrides)
+    moves = changes(run)
+    assert moves[0]["position"] == 8 * 50 and moves[0]["workers"] == 2
+    assert any(each["joined"] for each in moves)
+    positions = [step["samples"] for step in runlog.read(run / "run.jsonl").steps]
+    assert positions == sorted(set(positions)) and positions[-1] == 8 * 1337
+    chain(ranks, overrides, tmp_path / "reference", 4, run)
+    assert_same_end(run, tmp_path / "reference")
+
+
+def test_below_the_minimum_the_state_is_saved_and_the_run_resumes(tmp_path: Path) -> None:
+    """The replacement comes after 1 s, so that half a second is over before."""
+    options = ["epochs=2", "--elastic-timeout", "0.5", "--fault", "kill@rank=0,step=20"]
+    done = subprocess.run(
+        command(tmp_path / "run", *options, workers=2, least=2),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert "1 of at least 2 workers are left: waiting up to 0.5 s" in done.stderr
+    assert checkpoint.written(tmp_path / "run" / "checkpoints")[0].name == f"{19 * 50:012}"
+    complete(tmp_path / "run", "epochs=2", "--resume", "auto", workers=2, least=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--workers", "2", "--min-workers", "3"], "minimum of 3 workers is above their number 2"),
+        (
+            ["--workers", "3", "--min-workers", "1", "--max-workers", "2"],
+            "a maximum of 2 workers is below their number 3",
+        ),
+        (["--workers", "2", "--spares", "1"], "--spares 1 needs an elastic run; add --min-workers"),
+        (["--max-workers", "3"], "--max-workers 3 needs an elastic run"),
+        (
+            ["--workers", "2", "--min-workers", "1", "--elastic-timeout", "0"],
+            "--elastic-timeout 0: expected seconds above 0",
+        ),
+        (
+            ["--workers", "2", "--min-workers", "1", "share_weights=true"],
+            "share_weights=true in an elastic run",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(options: list[str], expected: str, tmp_path: Path) -> None:
+    arguments = ["train", "digits", *options, "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "allstep", *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "fault" not in line]
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, "cannot replace single"),
+        ({"ALLSTEP_RANK": "0", "ALLSTEP_SIZE": "1"}, "give it --min-np 1 instead"),
+        (
+            {"ALLSTEP_RANK": "0", "ALLSTEP_SIZE": "1", "ALLSTEP_TICKET": "x"},
+            "omit --min-workers",
+        ),
+    ],
+    ids=["mpirun", "allstep run", "allstep run --min-np"],
+)
+def test_a_launcher_that_cannot_do_it_is_named(
+    launcher: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from allstep.cli.elastic_options import ElasticOptions
+    from allstep.errors import ConfigError
+    from allstep.world import World
+
+    for name in ("ALLSTEP_TICKET", "ALLSTEP_RANK", "ALLSTEP_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    found = "allstep" if "ALLSTEP_RANK" in launcher else World.detect().launcher
+    with pytest.raises(ConfigError, match=expected):
+        ElasticOptions(1, None, None, None).check_launcher(found)
+
+
+def test_the_command_of_the_readme(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text()
+    given = "allstep train digits --workers 3 --min-workers 1 --fault kill@rank=0,step=50"
+    assert f"`{given}`" in text
+    done = subprocess.run(
+        [sys.executable, "-m", *given.split(), "epochs=4", "--out", str(tmp_path / "run")],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 workers continue from sample 3,036 after " in done.stdout
+    assert "1 worker lost, " in done.stdout and "0 samples lost" in done.stdout
+
+
+def workers_of(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the living workers of a launcher, without their helper processes."""
+    found = []
+    if run.poll() is not None:
+        return found
+    for process in psutil.Process(run.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "--min-workers" not in process.cmdline() and "ALLSTEP_TICKET" in process.environ():
+                parent = process.parent()
+                if parent is not None and "ALLSTEP_TICKET" not in parent.environ():
+                    found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def started(out: Path, *more: str, workers: int, least: int = 1) -> Iterator[subprocess.Popen[str]]:
+    """Start a run, and remove what is left of it afterwards."""
+    with (out.parent / "output").open("a") as output:
+        run = subprocess.Popen(
+            command(out, *more, workers=workers, least=least),
+            env=ENVIRONMENT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield run
+        finally:
+            if run.poll() is None:
+                for process in [*psutil.Process(run.pid).children(recursive=True), run]:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+            run.wait(30)
+
+
+def wait_for_world(run: subprocess.Popen[str], out: Path, size: int, after: int) -> int:
+    """Wait for a change to `size` workers beyond the first `after` changes; return their number."""
+
+    def has_come() -> bool:
+        assert run.poll() is None, (out.parent / "output").read_text()
+        moves = changes(out) if (out / "run.jsonl").exists() else []
+        return any(each["workers"] == size for each in moves[after:])
+
+    wait_until(has_come, 120)
+    return len(changes(out))
+
+
+# In float64 and without what depends on the shares.
+EXACT = ["precision=float64", "model=small-cnn", "model.norm=none", "model.options={}"]
+
+
+def test_growing_to_four_and_back_computes_what_one_worker_does(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    overrides = ["digits", "batch=50", "epochs=400", "log_every=1", *EXACT, "save.seconds=100"]
+    options = ["--workers", "1", "--min-workers", "1", "--max-workers", "4", "--out", str(run)]
+    with (tmp_path / "output").open("w") as output:
+        training = subprocess.Popen(
+            [sys.executable, "-m", "allstep", "train", *overrides, *options],
+            env=ENVIRONMENT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            seen = wait_for_world(training, run, 4, 0)
+            for process in workers_of(training)[:3]:
+                process.kill()
+            wait_for_world(training, run, 1, seen)
+            training.send_signal(signal.SIGTERM)
+            assert training.wait(60) == 75, (tmp_path / "output").read_text()
+        finally:
+            training.kill()
+            training.wait(30)
+    steps = runlog.read(run / "run.jsonl").steps
+    last = steps[-1]["samples"]
+    env = {"OMP_NUM_THREADS": "1"}
+    ranks(1, work_until, overrides, tmp_path / "alone", last, False, env=env)
+    alone = {step["samples"]: step for step in runlog.read(tmp_path / "alone" / "run.jsonl").steps}
+    assert len({len(step["wait"]) for step in steps}) >= 2
+    for step in steps:
+        assert step["loss"] == pytest.approx(alone[step["samples"]]["loss"], rel=1e-10, abs=1e-10)
+
+
+def position(run: subprocess.Popen[str], out: Path, beyond: int) -> int:
+    """Return the last recorded position if it is beyond another one, of 3 workers; else 0."""
+    assert run.poll() is None, (out.parent / "output").read_text()
+    if not (out / "run.jsonl").exists() or len(workers_of(run)) < 3:
+        return 0
+    steps = runlog.read(out / "run.jsonl").steps
+    # The last member of a world has the only state.
+    if not steps or len(steps[-1]["wait"]) < 3:
+        return 0
+    return steps[-1]["samples"] if steps[-1]["samples"] > beyond else 0
+
+
+def test_random_kills_with_spares(ranks: Ranks, tmp_path: Path) -> None:
+    """20 kills in one run in `make soak`, 2 in `make test`; a spare replaces each at once."""
+    run, draws, kills = tmp_path / "run", random.Random(17), 20 if SOAK else 2
+    with started(run, "epochs=2000", "--spares", "1", workers=3) as training:
+        samples = 0
+        for _ in range(kills):
+            samples = wait_until(partial(position, training, run, beyond=samples), 120)
+            # Rank 0 may be hit, too. A slot whose workers finish no step is given up, so the
+            # newest worker, which may wait as a spare, is left alone.
+            oldest = sorted(workers_of(training), key=psutil.Process.create_time)[:-1]
+            draws.choice(oldest).kill()
+            time.sleep(1 + draws.random())
+        wait_until(lambda: position(training, run, beyond=samples), 120)
+        training.send_signal(signal.SIGTERM)
+        assert training.wait(60) == 75, (tmp_path / "output").read_text()
+    # The reference stops where this run stopped.
+    last = int(checkpoint.written(run / "checkpoints")[0].name)
+    overrides = [*OVERRIDES, "epochs=2000"]
+    chain(ranks, overrides, tmp_path / "reference", 3, run, last)
+    first, second = (
+        checkpoint.written(each / "checkpoints")[0] for each in (run, tmp_path / "reference")
+    )
+    names = sorted(path.name for path in first.iterdir())
+    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])
