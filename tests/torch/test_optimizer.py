@@ -14,6 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from allstep.torch.compression import Compression
+from allstep.torch.mpi_ops import Average
+from allstep.torch.optimizer_rules import by_owners
 from support.ranks import Ranks
 
 BATCH, FEATURES, STEPS = 12, 6, 8
@@ -657,3 +660,10 @@ def test_shared_weights_are_one_copy(ranks: Ranks) -> None:
         hvd.shutdown()
 
     ranks(2, work)
+
+
+def test_shared_weights_are_refused_in_an_elastic_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joining worker would wait for the others in the constructor of the optimizer."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    with pytest.raises(ValueError, match="does not work in an elastic run"):
+        by_owners(torch.optim.SGD([torch.zeros(1)], 0.1), Average, Compression.none)

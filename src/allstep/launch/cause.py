@@ -22,6 +22,8 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from allstep.errors import cut
+
 # torch puts it before each line of a traceback.
 _TORCHS_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -56,7 +58,8 @@ class Failure:
     run. errors: last lines on standard error. out_of_memory: the kernel has killed processes of the
     host for lack of memory. lost: why its host is lost, in which case there is no code; "" if it is
     not. blames: the rank that it recorded as the cause, None without a record. fault: the last
-    injected fault that it reported, "" without one.
+    injected fault that it reported, "" without one. was_late: the launcher has killed it, because
+    it had not ended in time.
     """
 
     rank: int
@@ -68,6 +71,7 @@ class Failure:
     lost: str = ""
     blames: int | None = None
     fault: str = ""
+    was_late: bool = False
 
     @property
     def is_consequence(self) -> bool:
@@ -127,7 +131,16 @@ class Failure:
             name = f" ({signal.Signals(-self.code).name})"
         except ValueError:
             name = ""
-        return f"killed by signal {-self.code}{name}{self._hint}"
+        return f"killed by signal {-self.code}{name}{self._hint}{self._last_error}"
+
+    @property
+    def _last_error(self) -> str:
+        """Return the error of a rank that was killed while it ended, to be appended; or ""."""
+        if not self.was_late or not self.has_traceback:
+            return ""
+        _, *lines = last_error_lines(self.errors)
+        error = next((line for line in reversed(lines) if line.strip() and line[0] != " "), "")
+        return f", because it had not ended in time after its error {cut(error)!r}"
 
     @property
     def _hint(self) -> str:

@@ -17,7 +17,6 @@ Beyond Horovod: numbers of samples behind a loss, steps in two phases, norms and
 of the weights per host; see `allstep.parallel.replicated`.
 """
 
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,7 +55,7 @@ from allstep.torch.mpi_ops import (
     allreduce,
     sparse_allreduce_async,
 )
-from allstep.torch.optimizer_rules import by_owners, rule_for
+from allstep.torch.optimizer_rules import by_owners, in_elastic_run, rule_for
 from allstep.torch.parameter_names import check_names, split_groups
 
 _TWICE = (
@@ -96,7 +95,8 @@ def DistributedOptimizer(  # noqa: N802
     - `sparse_as_dense`: reduce sparse gradients as dense ones; the results are sparse.
     - `process_set`: the ranks whose gradients are reduced. Default: all ranks.
     - `share_weights`: keep one copy of the weights for all ranks of a host; each rank updates a
-      slice of them (see `parallel.updates`). Then only the optimizer may change weights.
+      slice of them (see `parallel.updates`). Then only the optimizer may change weights. Not in an
+      elastic run.
     """
     if isinstance(optimizer, Distributed):
         raise ValueError(
@@ -117,7 +117,8 @@ def DistributedOptimizer(  # noqa: N802
         return make_adasum(optimizer, named, compression, backward_passes_per_step, process_set)
     if op not in (*REDUCTIONS, Adasum):
         raise ValueError(f"op={op} is not a reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
-    update = by_owners(optimizer, op, compression) if share_weights and size() > 1 else None
+    shares = share_weights and (size() > 1 or in_elastic_run())
+    update = by_owners(optimizer, op, compression) if shares else None
     # Owners reduce gradients in their memory, so all gradients must be dense.
     rule = rule_for(op, compression, sparse_as_dense or update is not None)
     made = wrapped(optimizer, Distributed, **ratio_methods(optimizer, update))
@@ -196,8 +197,8 @@ class Distributed(ReplicatedOptimizer):
         """
         self._steps = 0
         self._key: str | None = None
-        is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
-        self._reduces = bool(self.process_set.included()) and (size() > 1 or is_elastic)
+        is_needed = size() > 1 or in_elastic_run()
+        self._reduces = bool(self.process_set.included()) and is_needed
         if self._reduces:
             if not self._requires_update:
                 self._register_hooks()

@@ -1,5 +1,6 @@
 """From the arguments of `DistributedOptimizer` to the rules of `parallel`."""
 
+import os
 from typing import Any
 
 import torch
@@ -25,8 +26,18 @@ def rule_for(op: int, compression: Any, densify: bool) -> Rule:
     )
 
 
+def in_elastic_run() -> bool:
+    """Return whether the world of this run may change."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
 def by_owners(optimizer: Optimizer, op: int, compression: Any) -> ByOwners:
     """Return the update with one copy of the weights per host; ValueError if it is impossible."""
+    if in_elastic_run():
+        raise ValueError(
+            "share_weights=True does not work in an elastic run: a rank that is lost during an"
+            " update leaves the shared weights half new; leave share_weights out"
+        )
     if op not in (Average, Sum) or compression is not Compression.none:
         raise ValueError(
             "share_weights works with op=hvd.Average or hvd.Sum and without compression: only"

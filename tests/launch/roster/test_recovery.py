@@ -157,6 +157,20 @@ def test_a_member_that_does_not_answer_is_killed_and_waited_for() -> None:
     assert published(run.exits(5.2, 3)).members == (0, 2)
 
 
+def test_a_member_that_is_killed_while_it_ends_is_reported_with_its_error() -> None:
+    """It has raised, and its exit takes too long; the others leave, and the grace time passes."""
+    run = Scenario().running()
+    run.ready(2.0, 0, 1, 2)
+    run.at(3.9)
+    assert KillWorker(3) in run.at(4.1)
+    errors = ("Traceback (most recent call last):", "  boom()", "ValueError: boom")
+    plan = published(run.exits(4.2, 3, errors=errors))
+    assert plan.reason.endswith(
+        ": killed by signal 9 (SIGKILL), because it had not ended in time after its error"
+        " 'ValueError: boom'"
+    )
+
+
 def test_the_grace_time_has_the_length_of_the_last_step() -> None:
     run = Scenario("a:2", num=2).running(2, steps=0)
     run.progress(11.0, 1, 0, 1)

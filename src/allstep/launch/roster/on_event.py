@@ -18,6 +18,8 @@ event                change
 Events about workers that have ended, and those of an earlier generation, change nothing.
 """
 
+from dataclasses import replace
+
 from allstep.launch.cause import Failure
 from allstep.launch.roster.actions import ForwardSignal
 from allstep.launch.roster.elastic_state import IN_PLAN, WAITING, ElasticState, Stage
@@ -160,6 +162,7 @@ def _lose_before_joining(state: ElasticState, worker: LivingWorker, event: Worke
 
 def _lose_member(state: ElasticState, worker: LivingWorker, event: WorkerExited) -> None:
     failure = _failure(event, state.rank_of(worker), worker.host)
+    failure = replace(failure, was_late=worker.is_killed)
     state.end_generation(event.at, f"lost {state.name_of(worker)}: {failure.how}")
     state.exclude(worker, event.at)
     if state.losses.add(Loss(worker.number, failure, event.signature, worker.updates)):
