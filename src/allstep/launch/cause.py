@@ -22,10 +22,10 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from allstep.errors import cut
-
 # torch puts it before each line of a traceback.
 _TORCHS_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+# Characters of an error that a line quotes.
+_MAX_ERROR = 200
 _TRACEBACK = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error:"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -140,7 +140,7 @@ class Failure:
             return ""
         _, *lines = last_error_lines(self.errors)
         error = next((line for line in reversed(lines) if line.strip() and line[0] != " "), "")
-        return f", because it had not ended in time after its error {cut(error)!r}"
+        return f", because it had not ended in time after its error {error[:_MAX_ERROR]!r}"
 
     @property
     def _hint(self) -> str:

@@ -29,8 +29,9 @@ from allstep.train.folder.claim import (
     holds_run,
 )
 from allstep.train.folder.run_lock import check_free, hold
+from allstep.train.run.duties import Duties
 from allstep.train.run.train_request import TrainRequest
-from allstep.train.run.worker import _callbacks, work
+from allstep.train.run.worker import work
 
 ENDED = (
     '{"kind": "end", "time": 2, "samples": 64, "test": {"loss": 0.1, "accuracy": 0.9, "count":'
@@ -241,7 +242,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.lock: cannot be written: Is a directory"):
         check_free(tmp_path)
     with pytest.raises(ConfigError, match=r"run\.jsonl: cannot be written: Is a directory"):
-        _callbacks(tmp_path)
+        Duties().open(tmp_path)
 
 
 def try_to_work(asked: TrainRequest) -> None:
