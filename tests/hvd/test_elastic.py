@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from allstep.errors import CollectiveMismatch, PeerLost
-from allstep.hvd import kept_errors
+from allstep.hvd import elastic, kept_errors
 from allstep.hvd.elastic import HostUpdateResult, ObjectState, notification_manager, run_fn
 from allstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -139,6 +139,31 @@ def test_the_loop(error: Exception, steps: list[str]) -> None:
     assert run_fn(train, lambda: log.append("reset"))(state, 3, factor=2) == 6
     assert log == ["sync", "train", *steps, "train"]
     assert state._host_messages.qsize() == 1  # what came before the reset is forgotten
+
+
+def test_a_request_that_arrives_before_the_reset_is_done_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next world may be asked to change while its ranks still enter it."""
+    requests: list[str] = []
+    monkeypatch.setattr(elastic, "requested_changes", lambda: tuple(requests))
+    errors: list[Exception] = [HostsUpdatedInterrupt(False)]
+
+    def reset() -> None:
+        requests.append("grow")
+        notification_manager.note_change("grow")
+
+    def train(state: Recorder) -> None:
+        if errors:
+            raise errors.pop()
+
+    state = Recorder([])
+    run_fn(train, reset)(state)
+    assert state._host_messages.get()[1] == HostUpdateResult.added
+    # Also one that arrived before the loop began.
+    state = Recorder([])
+    run_fn(train, reset)(state)
+    assert state._host_messages.get()[1] == HostUpdateResult.added
 
 
 def test_other_errors_end_the_loop() -> None:

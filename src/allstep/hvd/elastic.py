@@ -28,7 +28,7 @@ from enum import IntFlag
 from typing import Any, Protocol
 
 from allstep import faults
-from allstep.comm.group.init import needs_sync, report_updates
+from allstep.comm.group.init import needs_sync, report_updates, requested_changes
 from allstep.comm.health.generation_end import on_change
 from allstep.errors import CollectiveMismatch, CommError
 from allstep.hvd import kept_errors
@@ -85,6 +85,14 @@ class NotificationManager:
         """Notify all listeners of a host change."""
         for listener in tuple(self._listeners):
             listener.on_hosts_updated(timestamp, update_res)
+
+    def repeat_changes(self) -> None:
+        """Notify all listeners again of the requests to leave the world that was just joined.
+
+        They may have arrived before a state listened, or before it dropped those of the old world.
+        """
+        for kind in requested_changes():
+            self.note_change(kind)
 
 
 notification_manager = NotificationManager()
@@ -277,6 +285,7 @@ def _run_once(state: State, turn: Callable[[], Any], last: _Change) -> _Ended:
     try:
         if last.is_reset:
             state.on_reset()
+        notification_manager.repeat_changes()
         _sync_if_needed(state, not last.keeps_state or needs_sync())
         return _Ended(result=turn())
     except HostsUpdatedInterrupt as interrupt:

@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from allstep import comm
-from allstep.comm.group.init import group_for, session
+from allstep.comm.group.init import group_for, requested_changes, session
 from allstep.comm.join.membership import Dismissed
 from allstep.errors import PeerLost, WorldError
+from allstep.wire.keys import change_of
 from support.generations import Generations, note, run_generations
-from support.ranks import Ranks, describe
+from support.ranks import Ranks, describe, wait_until
 
 
 def sum_of_ones() -> float:
@@ -78,6 +79,29 @@ def test_survivors_continue_in_the_same_processes(ranks: Ranks, victim: str) -> 
             [old, 3, 0, 3.0, old, 3, old, old, 3],
             [new, 2, 1, 2.0, new, 2, new, new, 2],
         ]
+
+
+def request_before_the_state() -> list[object]:
+    """Return the requests to leave that are known in the first world, and then in the next one."""
+    comm.init()
+    note("formed")
+    # A rank takes long for its state, and nothing listens for requests yet.
+    wait_until(requested_changes, 30)
+    before = requested_changes()
+    comm.rejoin(updates=1)
+    return [before, requested_changes()]
+
+
+def test_a_request_to_leave_stays_until_the_world_is_left(ranks: Ranks) -> None:
+    def change(launcher: Generations) -> None:
+        launcher.form(["a"])
+        launcher.wait_for_notes("formed", ["a"])
+        launcher.store.set(change_of(0, 0), b"grow")
+        launcher.form(["a"])
+
+    (outcome,) = run_generations(ranks, ["a"], request_before_the_state, change).values()
+    assert outcome.exit_code == 0, describe(outcome)
+    assert outcome.result == [("grow",), ()]
 
 
 def one_world() -> list[object]:

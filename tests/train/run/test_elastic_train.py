@@ -386,8 +386,12 @@ def wait_for_world(run: subprocess.Popen[str], out: Path, size: int, after: int)
 
     def has_come() -> bool:
         assert run.poll() is None, (out.parent / "output").read_text()
-        moves = changes(out) if (out / "run.jsonl").exists() else []
-        return any(each["workers"] == size for each in moves[after:])
+        if not (out / "run.jsonl").exists():
+            return False
+        steps, moves = runlog.read(out / "run.jsonl").steps, changes(out)[after:]
+        # A rank 0 that is killed now has recorded a step of this world.
+        has_stepped = bool(steps) and len(steps[-1]["wait"]) == size
+        return has_stepped and any(each["workers"] == size for each in moves)
 
     wait_until(has_come, 120)
     return len(changes(out))

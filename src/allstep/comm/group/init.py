@@ -99,6 +99,12 @@ class Session:
         if isinstance(store, WireStore):
             member.report(store.client, updates)
 
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The requests to leave the current world; see `requested_changes`."""
+        watch = self._joined.end_watch if self._joined is not None else None
+        return () if watch is None else watch.changes
+
     def _leave_at_exit(self) -> None:
         """Register the clean-up at exit once, for scripts that do not call `shutdown`."""
         if not self._is_registered:
@@ -201,6 +207,14 @@ def report_updates(updates: int) -> None:
     member = membership()
     if member is not None:
         _session.report(member, updates)
+
+
+def requested_changes() -> tuple[str, ...]:
+    """Return the launcher's requests to leave the current world of an elastic run.
+
+    Each is "grow", "shrink" or "mixed". They stay until the next world is joined.
+    """
+    return _session.changes
 
 
 def needs_sync() -> bool:

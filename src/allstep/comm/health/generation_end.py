@@ -9,7 +9,9 @@ A rank that detects a loss by itself does not wait for the notice: `Guard.fail` 
 groups of the process.
 
 The same thread waits for the request to leave the generation in order, when workers join or hosts
-are removed (`on_change`). The members leave after their step, or at their next commit.
+are removed. The members leave after their step, or at their next commit. A request may arrive
+before the members have their state: it stays in `EndWatch.changes` until they leave. Code that does
+not look there at each step registers a function (`on_change`).
 
 The launcher closes the connections of a worker that it has left out. Such a worker was cut off from
 the launcher for too long, and its agent could not kill it. It exits as soon as the store refuses
@@ -48,12 +50,13 @@ class EndWatch:
     """Waits for the end of a generation, in a thread, until `close`.
 
     client: used by this object alone. rank: ours. store: that of the groups of the generation.
+    changes: requests to leave the generation, each "grow", "shrink" or "mixed".
     """
 
     def __init__(self, client: wire.Client, generation: int, rank: int, store: WireStore) -> None:
         self._client, self._generation, self._rank = client, generation, rank
         self._store = store
-        self._num_changes = 0
+        self.changes: tuple[str, ...] = ()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="allstep-end", daemon=True)
         self._thread.start()
@@ -85,9 +88,9 @@ class EndWatch:
 
     def _wait_for_change(self) -> None:
         """Call the listeners for the next change; WaitEnded when the generation ends."""
-        key, end = change_of(self._generation, self._num_changes), end_of(self._generation)
+        key, end = change_of(self._generation, len(self.changes)), end_of(self._generation)
         (kind,) = self._client.get_all([key], _ROUND_SECONDS, unless=end)
-        self._num_changes += 1
+        self.changes += (kind.decode(),)
         for listener in tuple(_listeners):
             listener(kind.decode())
 

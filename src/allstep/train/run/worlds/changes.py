@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from allstep.comm.group.init import report_updates
-from allstep.comm.health.generation_end import on_change
 from allstep.comm.join.membership import Place
 
 
@@ -72,18 +71,15 @@ class _Change:
 
 
 class Changes:
-    """The changes of the world of one worker, and the launcher's requests for them."""
+    """The changes of the world of one worker."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.is_asked = False
-        """Whether the launcher has asked the ranks to leave their world after their step."""
         self._clock = clock
         self._started = self._last_step = clock()
         self._totals = Totals()
         self._change: _Change | None = None
         # Of the last world.
         self._members: frozenset[_Member] = frozenset()
-        on_change(self._ask)
 
     @property
     def totals(self) -> Totals:
@@ -114,7 +110,6 @@ class Changes:
         `is_due`: what follows the last update, such as an evaluation, is repeated there.
         """
         now, size, members = self._clock(), len(place.cards), _members(place)
-        self.is_asked = False
         if self._change is None:
             # This worker has just joined.
             others = frozenset(_member(card) for card in place.others)
@@ -166,10 +161,6 @@ class Changes:
             **parts,
         }
         return f"{change.text} after {gap:.2f} s without a step ({seconds})", figures
-
-    def _ask(self, kind: str) -> None:
-        """Note a request of the launcher (in a thread of `generation_end`)."""
-        self.is_asked = True
 
 
 def _members(place: Place) -> frozenset[_Member]:

@@ -6,6 +6,7 @@ continue there.
 
 from typing import Any
 
+from allstep.comm.group.init import requested_changes
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.duties import Duties
 from allstep.train.run.loop import Run
@@ -68,7 +69,7 @@ class ElasticLoop(Run):
         self.duties.remind()
 
     def _must_leave_world(self) -> bool:
-        return self.changes.is_asked
+        return bool(requested_changes())
 
     def _leave_world(self) -> None:
         raise LeaveWorld
