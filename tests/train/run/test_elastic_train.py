@@ -127,6 +127,8 @@ def test_rank_0_is_killed_and_the_others_end_with_the_bits_of_a_restore(
     first, *_ = changes(run)
     assert first["position"] == 26 * 50 + 37 + 12 * 50 and first["workers"] == 2
     assert "lost rank 0 on localhost: killed by signal 9 (SIGKILL); 2 workers continue" in output
+    # The new rank 0 prints no second banner, and writes a file of events of its own.
+    assert output.count(" trains digits") == 1 and len(list((run / "tensorboard").iterdir())) == 2
     record = runlog.read(run / "run.jsonl")
     assert len(record.starts) == 1 and record.end is not None
     positions = [step["samples"] for step in record.steps]
@@ -404,8 +406,10 @@ EXACT = ["precision=float64", "model=small-cnn", "model.norm=none", "model.optio
 def test_growing_to_four_and_back_computes_what_one_worker_does(
     ranks: Ranks, tmp_path: Path
 ) -> None:
+    """Also with shares by speed: each change of the workers records that they are even again."""
     run = tmp_path / "run"
     overrides = ["digits", "batch=50", "epochs=400", "log_every=1", *EXACT, "save.seconds=100"]
+    overrides.append("shares=speed")
     options = ["--workers", "1", "--min-workers", "1", "--max-workers", "4", "--out", str(run)]
     with (tmp_path / "output").open("w") as output:
         training = subprocess.Popen(
@@ -431,6 +435,12 @@ def test_growing_to_four_and_back_computes_what_one_worker_does(
     ranks(1, work_until, overrides, tmp_path / "alone", last, False, env=env)
     alone = {step["samples"]: step for step in runlog.read(tmp_path / "alone" / "run.jsonl").steps}
     assert len({len(step["wait"]) for step in steps}) >= 2
+    events = runlog.read(run / "run.jsonl").events
+    shares = [event for event in events if "shares" in event]
+    for move in changes(run):
+        at = [event for event in shares if event["samples"] == move["position"]]
+        assert [1] * move["workers"] in [event["shares"] for event in at], (move, shares)
+        assert move["hosts"] == ["localhost"] * move["workers"]
     for step in steps:
         assert step["loss"] == pytest.approx(alone[step["samples"]]["loss"], rel=1e-10, abs=1e-10)
 

@@ -66,7 +66,7 @@ class _Change:
     lost: int = 0
     joined: int = 0
     position: int = 0
-    size: int = 0
+    hosts: tuple[str, ...] = ()
     is_due: bool = False
 
 
@@ -92,8 +92,12 @@ class Changes:
         self._started = self._clock() - totals.elapsed
 
     def start(self, place: Place) -> None:
-        """Record the members of the first world of this worker."""
-        self._members = _members(place)
+        """Record the members of the first world of this worker.
+
+        Members of an earlier one, which was lost before the run began, are kept for the report.
+        """
+        if self._change is None:
+            self._members = _members(place)
 
     def leave(self, *, was_lost: bool) -> None:
         """Record that this rank leaves its world now."""
@@ -104,12 +108,18 @@ class Changes:
             # The next world was lost before its first step.
             self._change = replace(self._change, was_lost=True)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether this rank has left a world, and made no step in the next one yet."""
+        return self._change is not None
+
     def form(self, place: Place, samples: int, *, is_due: bool) -> None:
         """Record that the next world has the state, after `samples` samples.
 
         `is_due`: what follows the last update, such as an evaluation, is repeated there.
         """
-        now, size, members = self._clock(), len(place.cards), _members(place)
+        now, members = self._clock(), _members(place)
+        size = len(place.cards)
         if self._change is None:
             # This worker has just joined.
             others = frozenset(_member(card) for card in place.others)
@@ -125,7 +135,7 @@ class Changes:
             lost=gone,
             joined=joined,
             position=samples,
-            size=size,
+            hosts=tuple(card["host"] for card in place.cards),
             is_due=is_due,
         )
 
@@ -153,7 +163,8 @@ class Changes:
         seconds = ", ".join(f"{name.replace('_', ' ')} {each:.2f}" for name, each in parts.items())
         figures = {
             "position": change.position,
-            "workers": change.size,
+            "workers": len(change.hosts),
+            "hosts": list(change.hosts),
             "due": change.is_due,
             "lost": change.lost,
             "joined": change.joined,

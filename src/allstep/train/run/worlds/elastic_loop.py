@@ -8,6 +8,7 @@ from typing import Any
 
 from allstep.comm.group.init import requested_changes
 from allstep.train.health.stop_request import Stopping
+from allstep.train.run.adapt_shares import report_new_world
 from allstep.train.run.duties import Duties
 from allstep.train.run.loop import Run
 from allstep.train.run.placed_job import Job
@@ -59,10 +60,14 @@ class ElasticLoop(Run):
         self.checkpoints.close()
 
     def report_change(self, change: tuple[str, dict[str, Any]] | None) -> None:
-        """Send the callbacks the event about a change of the world, if there is one."""
+        """Send the callbacks the event about a change of the world, if there is one.
+
+        If the shares of the run are not always even, another event has those of the new world.
+        """
         if change is not None:
             text, figures = change
             self.callbacks.event(text, samples=self.job.progress.samples, **figures)
+            report_new_world(self.job, self.callbacks, figures["position"])
 
     def _note_world(self) -> None:
         self.report_change(self.changes.note_step(self.commits))

@@ -175,12 +175,17 @@ class Generations:
         """Start the run, or resume it from its checkpoint."""
         # Of an attempt in an earlier world.
         self._duties.close()
+        assert self._member.place is not None
+        self._changes.start(self._member.place)
         job = self._start(world)
         if job is None:
             return
         self._run = self._make_run(job)
-        assert self._member.place is not None
-        self._changes.start(self._member.place)
+        if self._changes.is_pending:
+            # A worker was lost before the run began.
+            progress = job.progress
+            is_due = progress.owes is not None
+            self._changes.form(self._member.place, progress.samples, is_due=is_due)
         opened = opening(job, with_flop=self._duties.are_taken)
         self._duties.watch_speed()
         self._duties.callbacks.start(opened)
