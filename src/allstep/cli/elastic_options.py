@@ -67,12 +67,10 @@ class ElasticOptions:
         from allstep.launch import Policy
         from allstep.train.config.check_config import check_elastic
 
-        check_elastic(config)
-
         spares = self.spares or 0
         most = self.max_workers
         try:
-            return Policy(
+            policy = Policy(
                 num_workers,
                 self.min_workers,
                 num_workers if most is None else most,
@@ -83,3 +81,6 @@ class ElasticOptions:
             given = f"--workers {num_workers} --min-workers {self.min_workers}"
             given += "" if most is None else f" --max-workers {most}"
             raise ConfigError(f"{given}: {error}") from error
+        sizes = range(policy.min_workers, (policy.max_workers or num_workers) + 1)
+        check_elastic(config, num_workers, sizes)
+        return policy

@@ -6,7 +6,6 @@ workers. Under a launcher (allstep run, torchrun, mpirun, srun) it is a worker.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +26,7 @@ from allstep.console.progress_bar import file_bars
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:
+    from allstep.train.health.requeue import JobRequeue
     from allstep.train.run.train_request import TrainRequest
 
 _AUTO = "auto"
@@ -185,33 +185,29 @@ def train(
     from allstep.train.health.stop_request import exit_on_signal, ignore_stop_signals
 
     world = World.detect(launcher)
-    before_exit = _requeuing(requeue, max_requeues, is_rank_0=world.rank == 0)
+    before_exit = _requeuing(requeue, max_requeues, world.rank)
     with exit_on_signal(before_exit):
         if world.launcher == NONE:
             code = _start(request, workers, elastic)
         else:
             elastic.check_launcher(world.launcher)
             check_num_workers(workers, world)
-            code = _work(request, launcher)
+            code = _work(request, launcher, before_exit)
     if code == RESUBMIT:
         with ignore_stop_signals():
             before_exit()
     raise typer.Exit(code)
 
 
-def _requeuing(requeue: bool, max_requeues: int | None, *, is_rank_0: bool) -> Callable[[], None]:
-    """Return what to do when the run was stopped: with --requeue, rank 0 calls scontrol."""
+def _requeuing(requeue: bool, max_requeues: int | None, rank: int) -> "JobRequeue":
+    """Return what to do when the run was stopped: with --requeue, one worker calls scontrol."""
     from allstep.errors import ConfigError
-    from allstep.train.health import requeue as slurm
+    from allstep.train.health.requeue import MAX_REQUEUES, JobRequeue
 
     if max_requeues is not None and not requeue:
         raise ConfigError(f"--max-requeues {max_requeues} needs --requeue; add it")
-    if not requeue or not is_rank_0:
-        return lambda: None
-    most = slurm.MAX_REQUEUES if max_requeues is None else max_requeues
-    if reason := slurm.why_not(os.environ, most):
-        print_notice(f"--requeue: this run will not be requeued when it is stopped: {reason}")
-    return lambda: print_notice(slurm.requeue(os.environ, most))
+    most = MAX_REQUEUES if max_requeues is None else max_requeues
+    return JobRequeue(os.environ, rank, most if requeue else None)
 
 
 def _rehearse(
@@ -352,10 +348,15 @@ def _start(request: "TrainRequest", workers: int | None, elastic: ElasticOptions
     return code
 
 
-def _work(request: "TrainRequest", launcher: str | None) -> int:
-    """Train as a worker and return the exit status: RESUBMIT if the run was stopped and saved."""
+def _work(request: "TrainRequest", launcher: str | None, requeue: "JobRequeue") -> int:
+    """Train as a worker and return the exit status: RESUBMIT if the run was stopped and saved.
+
+    `requeue` is called in a worker that saved alone, and left to the caller otherwise.
+    """
+    from allstep.comm.join.membership import Dismissed
     from allstep.errors import PeerLost
     from allstep.launch import RESUBMIT
+    from allstep.train.health.stop_request import ignore_stop_signals
     from allstep.train.run.progress import Paused
     from allstep.train.run.worker import work
     from allstep.world import World
@@ -365,7 +366,15 @@ def _work(request: "TrainRequest", launcher: str | None) -> int:
     except PeerLost as lost:
         lost.args = (f"{lost}{_after_a_loss(World.detect(launcher).launcher)}",)
         raise
-    return RESUBMIT if isinstance(result, Paused) else 0
+    except Dismissed as end:
+        requeue.is_mine = end.saves
+        with ignore_stop_signals():
+            requeue()
+        raise
+    if not isinstance(result, Paused):
+        return 0
+    requeue.is_mine = result.is_saved_here
+    return RESUBMIT
 
 
 def _after_a_loss(launcher: str) -> str:

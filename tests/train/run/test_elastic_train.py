@@ -265,8 +265,12 @@ def test_below_the_minimum_the_state_is_saved_and_the_run_resumes(tmp_path: Path
     )
     assert done.returncode == 75, done.stdout + done.stderr
     assert "1 of at least 2 workers are left: waiting up to 0.5 s" in done.stderr
+    assert "1 worker lost, 0 joined, " in done.stdout
     assert checkpoint.written(tmp_path / "run" / "checkpoints")[0].name == f"{19 * 50:012}"
     complete(tmp_path / "run", "epochs=2", "--resume", "auto", workers=2, least=2)
+
+
+TWO_TO_FOUR = ["--workers", "2", "--min-workers", "2", "--max-workers", "4"]
 
 
 @pytest.mark.parametrize(
@@ -282,6 +286,11 @@ def test_below_the_minimum_the_state_is_saved_and_the_run_resumes(tmp_path: Path
         (
             ["--workers", "2", "--min-workers", "1", "--elastic-timeout", "0"],
             "--elastic-timeout 0: expected seconds above 0",
+        ),
+        (
+            # Two workers have two samples each; a later start with more would be refused, too.
+            ["batch=4", "model.norm=batch", *TWO_TO_FOUR],
+            "4 samples on 3 workers in 1 micro-batch each are 1 at a time",
         ),
         (
             ["--workers", "2", "--min-workers", "1", "share_weights=true"],

@@ -38,14 +38,17 @@ def test_a_lost_worker_is_one_event_with_hosts_and_seconds(reported: list[int]) 
     now = [100.0]
     seen = Changes(lambda: now[0])
     seen.start(place([2, 3, 4]))
+    seen.begin(place([2, 3, 4]), 0, is_due=False)
     now[0] = 101.0
-    assert seen.note_step(2) is None
+    seen.note_step(2, 0, 1500)
+    assert seen.end_change() is None
     now[0] = 101.25
     seen.leave(was_lost=True)
     now[0] = 101.75
     seen.form(place([3, 4], "lost rank 0 on h0: killed"), 1500, is_due=True)
     now[0] = 102.75
-    change = seen.note_step(4)
+    seen.note_step(4, 1500, 1550)
+    change = seen.end_change()
     assert change is not None
     text, figures = change
     assert text == (
@@ -59,14 +62,17 @@ def test_a_lost_worker_is_one_event_with_hosts_and_seconds(reported: list[int]) 
         "due": True,
         "lost": 1,
         "joined": 0,
+        "lost_workers": ["rank 0 on h0"],
+        "joined_workers": [],
         "gap": 1.75,
         "noticed": 0.25,
         "formed": 0.5,
         "first_step": 1.0,
     }
     # It is reported once.
-    assert seen.note_step(6) is None and reported == [2, 4, 6]
-    assert seen.totals == Totals(lost=1, seconds=1.75, elapsed=2.75)
+    seen.note_step(6, 1550, 1600)
+    assert seen.end_change() is None and reported == [2, 4, 6]
+    assert seen.totals == Totals(lost=1, seconds=1.75, position=1600, elapsed=2.75)
     assert str(seen.totals) == (
         "1 worker lost, 0 joined, 1.8 s without a step of 3 s, 0 samples lost"
     )
@@ -75,11 +81,14 @@ def test_a_lost_worker_is_one_event_with_hosts_and_seconds(reported: list[int]) 
 @pytest.mark.parametrize(
     ("after", "was_lost", "text", "totals"),
     [
-        ([2, 3, 5], False, "1 worker joined; 3 workers", Totals(joined=1)),
-        ([3], False, "1 worker left; 1 worker continues", Totals(left=1)),
-        ([3, 5, 7], False, "2 workers joined, 1 worker left; 3 workers", Totals(joined=2, left=1)),
-        ([3, 5], True, "why; 1 worker joined; 2 workers", Totals(lost=1, joined=1)),
-        ([5], True, "why and 1 more; 1 worker joined; 1 worker", Totals(lost=2, joined=1)),
+        ([2, 3, 5], False, "1 worker joined (rank 2 on h1); 3 workers", Totals(joined=1)),
+        ([3], False, "1 worker left (rank 0 on h0); 1 worker continues", Totals(left=1)),
+        (
+            [3, 5, 7],
+            False,
+            "2 workers joined (ranks 1, 2 on h1), 1 worker left (rank 0 on h0); 3 workers",
+            Totals(joined=2, left=1),
+        ),
         ([2, 3], False, "why; 2 workers continue", Totals()),
     ],
 )
@@ -107,7 +116,10 @@ def test_a_world_that_is_lost_before_its_first_step_adds_to_the_change() -> None
     now[0] = 3.0
     change = seen.end_change()
     assert change is not None
-    assert change[0].startswith("lost rank 1 and 1 more; 1 worker joined; 2 workers continue")
+    assert change[0].startswith(
+        "lost rank 1; 2 workers lost (rank 1 on h1, rank 2 on h0); 1 worker joined (rank 1 on h1);"
+        " 2 workers continue"
+    )
     assert change[1]["gap"] == 3.0 and seen.totals.lost == 2 and seen.totals.joined == 1
 
 
@@ -118,22 +130,8 @@ def test_a_worker_that_joins_reports_from_its_first_world_on() -> None:
     seen.form(place([2, 3, 5], new=[2]), 800, is_due=False)
     change = seen.end_change()
     assert change is not None
-    assert change[0].startswith("1 worker joined; 3 workers continue from sample 800")
+    assert change[0].startswith("1 worker joined (rank 2 on h1); 3 workers continue")
     assert seen.totals == Totals(lost=3, joined=3, seconds=4.0, elapsed=40.0)
-
-
-def test_a_worker_that_is_lost_before_the_run_begins_counts() -> None:
-    """The first world was lost while the run folder was claimed; the next one begins the run."""
-    seen = Changes(lambda: 0.0)
-    seen.start(place([2, 3, 4]))
-    seen.leave(was_lost=True)
-    seen.start(place([3, 4], "lost rank 0"))
-    assert seen.is_pending
-    seen.form(place([3, 4], "lost rank 0"), 0, is_due=False)
-    change = seen.end_change()
-    assert change is not None and not seen.is_pending
-    assert change[0].startswith("lost rank 0; 2 workers continue from sample 0")
-    assert (change[1]["workers"], change[1]["lost"]) == (2, 1)
 
 
 class Heard(Callback):

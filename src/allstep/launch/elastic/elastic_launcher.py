@@ -24,6 +24,7 @@ from allstep import faults
 from allstep.errors import ConfigError
 from allstep.faults import launcher_records as fault_records
 from allstep.launch import cause
+from allstep.launch.elastic.change_line import change_line
 from allstep.launch.elastic.elastic_run import ElasticRun
 from allstep.launch.elastic.host_agents import HostAgents
 from allstep.launch.elastic.host_poll import FoundHosts, HostPoll
@@ -246,9 +247,7 @@ class ElasticLauncher(Launcher):
                 case Dismiss():
                     self._answer(decision.worker, dismissed="it is not needed any more", code=0)
                 case SaveAndExit():
-                    why = "the run stops" + ("; it saves the state" if decision.saves else "")
-                    saves = decision.saves
-                    self._answer(decision.worker, dismissed=why, code=RESUBMIT, saves=saves)
+                    self._let_save(decision)
                 case ForwardSignal():
                     self._send(Signal(decision.number, confirms=True))
                 case LeaveHost():
@@ -358,8 +357,10 @@ class ElasticLauncher(Launcher):
                 reason=plan.reason,
             )
         # `allstep train` prints a line of its own, after the first step.
-        if plan.generation and not self.job.foreground:
-            self.output.notify(_line(plan, [self.workers[each].host for each in plan.members]))
+        prints = cards[0].get("prints_changes") and self.output.shows(plan.members[0])
+        if plan.generation and not (self.job.foreground or prints):
+            hosts = [self.workers[each].host for each in plan.members]
+            self.output.notify(change_line(plan, hosts))
 
     def _answer(self, number: int, **reply: Any) -> None:
         """Answer the request of a worker for a place."""
@@ -370,11 +371,18 @@ class ElasticLauncher(Launcher):
         self.store.delete_prefix(keys.place_of(worker.ticket, asked - 1))
         self.store.set(keys.place_of(worker.ticket, asked), json.dumps(reply).encode())
 
+    def _let_save(self, action: SaveAndExit) -> None:
+        why = "the run stops" + ("; it saves the state" if action.saves else "")
+        generation = self.workers[action.worker].generation
+        num_left = 0 if generation is None else self.workers.num_left(generation)
+        reply = {"dismissed": why, "code": RESUBMIT, "saves": action.saves, "num_left": num_left}
+        self._answer(action.worker, **reply)
+
     def _end_generation(self, action: EndGeneration) -> None:
         assert self.store is not None
         self.store.delete_prefix(keys.end_of(action.generation - 1))
         self.store.set(keys.end_of(action.generation), action.reason.encode())
-        left = sum(worker.generation == action.generation for worker in self.workers.living())
+        left = self.workers.num_left(action.generation)
         if left < self.policy.min_workers:
             self.output.notify(
                 f"allstep run: {action.reason}; {left} of at least {self.policy.min_workers}"
@@ -385,15 +393,3 @@ class ElasticLauncher(Launcher):
         assert self.store is not None
         self.store.set(keys.change_of(action.generation, self._num_changes), action.kind.encode())
         self._num_changes += 1
-
-
-def _line(plan: Plan, hosts: Sequence[str]) -> str:
-    """Return one line about a new world."""
-    where = ", ".join(
-        f"rank {rank} is worker {number} on {host}"
-        for rank, (number, host) in enumerate(zip(plan.members, hosts, strict=True))
-    )
-    return (
-        f"allstep run: {plan.reason}; generation {plan.generation} has {len(plan.members)} workers,"
-        f" {len(plan.new)} of them new: {where}"
-    )

@@ -70,6 +70,10 @@ class WorkerTable:
         """Return the workers of a host that have not ended."""
         return [worker for worker in self.living() if worker.host == host]
 
+    def num_left(self, generation: int) -> int:
+        """Return how many workers live whose last place was in this generation."""
+        return sum(worker.generation == generation for worker in self.living())
+
     def end(self, number: int) -> ElasticWorker:
         """Revoke the ticket of a worker that has ended, and return it; its connections close."""
         worker = self._by_number[number]

@@ -23,7 +23,7 @@ from allstep.optim import groups, noise_variance
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
-from allstep.train.config.check_config import check_elastic
+from allstep.train.config.check_config import check_shared_weights
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.step.learning_rate import peak_lr
 from allstep.world import World
@@ -155,7 +155,7 @@ def shares_weights(
     neither old nor new.
     """
     if is_elastic:
-        check_elastic(config)
+        check_shared_weights(config)
         return False
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(

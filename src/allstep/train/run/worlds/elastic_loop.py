@@ -46,6 +46,12 @@ class ElasticLoop(Run):
         self._start_world()
         self.checkpoints.enter()
 
+    def report_totals(self) -> None:
+        """Send the callbacks the event about all changes of the world, if there were any."""
+        if (totals := self.changes.totals).has_any:
+            figures = {"lost": totals.lost, "joined": totals.joined, "gap": totals.seconds}
+            self.callbacks.event(str(totals), total=True, **figures)
+
     def save_alone(self, why: str) -> None:
         """Save the state without the other ranks, before this worker ends."""
         progress, total = self.job.progress, self.job.total
@@ -69,8 +75,9 @@ class ElasticLoop(Run):
             self.callbacks.event(text, samples=self.job.progress.samples, **figures)
             report_new_world(self.job, self.callbacks, figures["position"])
 
-    def _note_world(self) -> None:
-        self.report_change(self.changes.note_step(self.commits))
+    def _note_world(self, before: int) -> None:
+        self.changes.note_step(self.commits, before, self.job.progress.samples)
+        self.report_change(self.changes.end_change())
         self.duties.remind()
 
     def _must_leave_world(self) -> bool:

@@ -101,15 +101,15 @@ class Generations:
         # The last world may have had no step.
         run.report_change(self._changes.end_change())
         if isinstance(result, Result):
-            if (totals := self._changes.totals).has_any:
-                figures = {"lost": totals.lost, "joined": totals.joined, "gap": totals.seconds}
-                run.callbacks.event(str(totals), total=True, **figures)
+            run.report_totals()
             run.callbacks.end(result)
         try:
             agree.gather(run.job.world, None)
         except PeerLost:
             if not has_ended(run.job.out):
                 raise
+        if isinstance(result, Paused):
+            run.report_totals()
         run.close()
         return result
 
@@ -137,6 +137,8 @@ class Generations:
             if not self._duties.are_taken:
                 self._duties.take_over(run.job.out, opening(run.job, with_flop=False))
             run.save_alone("too few workers are left, or the run was asked to stop")
+            self._changes.stop(end.num_left)
+            run.report_totals()
         # Frees the folder for the new rank 0 first; a checkpoint may still be written.
         self._duties.close()
         if run is not None:
@@ -173,19 +175,17 @@ class Generations:
 
     def _begin(self, world: World) -> None:
         """Start the run, or resume it from its checkpoint."""
+        given = self._member.place
+        assert given is not None
         # Of an attempt in an earlier world.
         self._duties.close()
-        assert self._member.place is not None
-        self._changes.start(self._member.place)
+        self._changes.start(given)
         job = self._start(world)
         if job is None:
             return
         self._run = self._make_run(job)
-        if self._changes.is_pending:
-            # A worker was lost before the run began.
-            progress = job.progress
-            is_due = progress.owes is not None
-            self._changes.form(self._member.place, progress.samples, is_due=is_due)
+        progress = job.progress
+        self._changes.begin(given, progress.samples, is_due=progress.owes is not None)
         opened = opening(job, with_flop=self._duties.are_taken)
         self._duties.watch_speed()
         self._duties.callbacks.start(opened)
@@ -215,8 +215,9 @@ class Generations:
         """Return the job that was prepared on standby, or build one if it is of another run."""
         if self._standby is not None:
             expected, job = self._standby
-            if expected == facts.config and job.out == facts.out:
+            if expected == facts.config:
                 job.config = facts.config
+                job.move_to(facts.out)
                 return job
         return make_job(facts.config, World.alone(), facts.out, worker=self._member.number)
 
