@@ -9,7 +9,6 @@ from allstep.wire.keys import TICKET
 
 if TYPE_CHECKING:
     from allstep.launch import Policy
-    from allstep.train.config.run_config import RunConfig
 
 _TIMEOUT = 600.0
 
@@ -60,14 +59,11 @@ class ElasticOptions:
             f" run --min-np {least} ... allstep train`, or without {launcher}"
         )
 
-    def policy(self, num_workers: int, config: "RunConfig") -> "Policy | None":
+    def policy(self, num_workers: int) -> "Policy | None":
         """Return the policy of a run of `num_workers` workers; None for a fixed world."""
         if self.min_workers is None:
             return None
         from allstep.launch import Policy
-        from allstep.train.config.check_config import check_elastic
-
-        check_elastic(config)
 
         spares = self.spares or 0
         most = self.max_workers

@@ -317,7 +317,7 @@ def _start(request: "TrainRequest", workers: int | None, elastic: ElasticOptions
         with file_bars() as progress:
             prepared = prepare(request.source, request.overrides, request.data, progress)
         num_workers = workers or default_num_workers(prepared.config)
-        policy = elastic.policy(num_workers, prepared.config)
+        policy = elastic.policy(num_workers)
         check(prepared, num_workers)
         most = num_workers if policy is None else policy.num_slots
         faults.check(os.environ.get(faults.VARIABLE, ""), most)

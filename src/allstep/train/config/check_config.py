@@ -64,15 +64,6 @@ def check_batch(config: ResolvedConfig, num_train: int) -> None:
         )
 
 
-def check_elastic(config: RunConfig) -> None:
-    """Raise ConfigError if `config` cannot be trained by workers that may be lost."""
-    if config.share_weights is True:
-        raise ConfigError(
-            "share_weights=true in an elastic run: a worker that is lost during its update would"
-            " leave a part of the shared weights updated; remove it, or train without --min-workers"
-        )
-
-
 def notes(config: ResolvedConfig, num_workers: int, num_train: int) -> list[str]:
     """Return hints for the user about a run that is about to start, one line each.
 
