@@ -19,9 +19,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from allstep import runlog
+from allstep.train import read_config
 from allstep.train.checkpoint import write_and_read as checkpoint
+from allstep.train.step.build import shares_weights
+from allstep.world import World
 from support.ranks import Ranks, clean_environment, shared_memory_files, wait_until
 
 pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.timeout(300)]
@@ -139,13 +143,15 @@ def test_rank_0_is_killed_and_the_others_end_with_the_bits_of_a_restore(
     assert_same_end(run, tmp_path / "reference")
 
 
-# A worker that ends itself at given points: `NUMBER:POINT:WHEN`, where WHEN is a step for `reduce`
-# and `update`, else the first generation that counts.
+# A worker that ends itself at given points: `NUMBER:POINT:WHEN`, where WHEN is a step for `reduce`,
+# `update` and `within`, else the first generation that counts. `within` is in an update of shared
+# weights: half of what the worker owns is neither old nor new.
 DRIVER = """
 import os, signal, sys, time
 from pathlib import Path
 
 from allstep.comm.join.membership import membership
+from allstep.parallel.updates import by_owners
 from allstep.train.run import loop, worker
 from allstep.train.run.worlds import generations
 from allstep.train.run.train_request import TrainRequest
@@ -198,7 +204,18 @@ def position():
     return worker_of[0]._run.job.progress.updates + 1 if worker_of else 0
 
 
+def spoil(sharing):
+    if ("within", position()) in mine:
+        tensors = [*sharing.ranges.values()]
+        states = [value for each in sharing.inner.state.values() for value in each.values()]
+        for tensor in [*tensors[: len(tensors) // 2 + 1], *states[: len(states) // 2 + 1]]:
+            if hasattr(tensor, "fill_"):
+                tensor.fill_(float("nan"))
+        maybe_die("within", position())
+
+
 worker_of = []
+before(by_owners._Sharing, "_keep_state", spoil)
 before(generations.Generations, "__init__", lambda self, *_: worker_of.append(self))
 before(loop, "reduce_step", at_step)
 before(loop, "update_weights", lambda *_: maybe_die("update", position()))
@@ -253,6 +270,34 @@ def test_workers_die_in_every_phase_and_no_bit_is_lost(ranks: Ranks, tmp_path: P
     assert_same_end(run, tmp_path / "reference")
 
 
+def test_owners_of_shared_weights_die_within_their_updates(ranks: Ranks, tmp_path: Path) -> None:
+    """The first owner in the first update, then one in the middle, then the last one: the weights
+    are those of the last whole update."""
+    kills = ["0:within:1", "2:within:12", "3:within:20"]
+    overrides = [*OVERRIDES, "epochs=2", "share_weights=true"]
+    run = run_driver(tmp_path, kills, workers=4, wait_until=0, overrides=overrides)
+    moves = changes(run)
+    positions = [step["samples"] for step in runlog.read(run / "run.jsonl").steps]
+    assert positions == sorted(set(positions)) and positions[-1] == 2 * 1337
+    assert [each["position"] for each in moves if each["lost"]] == [0, 11 * 50, 19 * 50]
+    assert runlog.read(run / "run.jsonl").start["undo_bytes"] > 0
+    chain(ranks, overrides, tmp_path / "reference", 4, run)
+    assert_same_end(run, tmp_path / "reference")
+
+
+@pytest.mark.parametrize(
+    ("given", "is_elastic", "expected"),
+    [("auto", False, True), ("auto", True, False), ("true", True, True), ("false", True, False)],
+)
+def test_an_elastic_run_shares_weights_only_if_requested(
+    given: str, is_elastic: bool, expected: bool
+) -> None:
+    model, cpu = torch.nn.Linear(5000, 6000, device="meta"), torch.device("cpu")
+    config = read_config("digits", [f"share_weights={given}", "precision=float32"])
+    world = World(0, 2, 0, 2, 0, 1, "h1", "allstep")
+    assert shares_weights(config, world, model, cpu, is_elastic) is expected
+
+
 def test_below_the_minimum_the_state_is_saved_and_the_run_resumes(tmp_path: Path) -> None:
     """The replacement comes after 1 s, so that half a second is over before."""
     options = ["epochs=2", "--elastic-timeout", "0.5", "--fault", "kill@rank=0,step=20"]
@@ -291,10 +336,6 @@ TWO_TO_FOUR = ["--workers", "2", "--min-workers", "2", "--max-workers", "4"]
             # Two workers have two samples each; a later start with more would be refused, too.
             ["batch=4", "model.norm=batch", *TWO_TO_FOUR],
             "4 samples on 3 workers in 1 micro-batch each are 1 at a time",
-        ),
-        (
-            ["--workers", "2", "--min-workers", "1", "share_weights=true"],
-            "share_weights=true in an elastic run",
         ),
     ],
 )

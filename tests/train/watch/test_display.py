@@ -165,6 +165,15 @@ def test_the_banner_shows_what_runs_where() -> None:
     ]
 
 
+def test_the_banner_shows_the_cost_of_shared_weights_in_an_elastic_run() -> None:
+    lines = dict(banner(opening(share_weights=True, undo_nbytes=244_403_360)))
+    expected = (
+        "one copy on each host; updates keep an undo copy of 244 MB and the optimizer's state"
+    )
+    assert lines["weights"] == expected
+    assert dict(banner(opening()))["weights"] == "each worker has its own"
+
+
 def test_the_banner_shows_what_is_special() -> None:
     lines = dict(banner(opening(num_workers=1, position=12345, precision="bfloat16")))
     assert lines["precision"] == "bfloat16"

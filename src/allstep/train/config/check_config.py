@@ -70,7 +70,6 @@ def check_elastic(config: RunConfig, num_workers: int, sizes: Iterable[int]) -> 
     The run starts with `num_workers` workers, which decide its batch, and may have any of the
     numbers in `sizes` later.
     """
-    check_shared_weights(config)
     resolved = config.resolved(num_workers)
     for size in sizes:
         try:
@@ -81,15 +80,6 @@ def check_elastic(config: RunConfig, num_workers: int, sizes: Iterable[int]) -> 
             raise ConfigError(
                 f"{error} ({why}: limit it by --min-workers, --max-workers)"
             ) from None
-
-
-def check_shared_weights(config: RunConfig) -> None:
-    """Raise ConfigError if the config requests shared weights, in an elastic run."""
-    if config.share_weights is True:
-        raise ConfigError(
-            "share_weights=true in an elastic run: a worker that is lost during its update would"
-            " leave a part of the shared weights updated; remove it, or train without --min-workers"
-        )
 
 
 def notes(config: ResolvedConfig, num_workers: int, num_train: int) -> list[str]:

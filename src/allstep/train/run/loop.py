@@ -163,8 +163,9 @@ class Run:
         self.clock.lap("wait")
         if outcome.failed:
             agree.everyone(job.world, lambda: _raise(error))
-        # The commit: from here on no other rank is needed.
+        # The commit: from here on no other rank is needed, except for weights that are shared.
         update_weights(job.trainer, batch.position, self.clock)
+        job.after_step.statistics.keep()
         self._note(outcome, batch)
         progress.owes, progress.samples = progress.samples, after
         progress.updates += 1

@@ -89,7 +89,9 @@ def make_job(
     share = agree.everyone(
         world, lambda: build.shares_weights(config, world, made.model, device, is_elastic)
     )
-    replicated = build.distribute(made.model, optimizer, world, config.accumulation, share)
+    replicated = build.distribute(
+        made.model, optimizer, world, config.accumulation, share, is_elastic
+    )
     job = Job(
         config=config,
         world=world,
