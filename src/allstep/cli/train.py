@@ -17,6 +17,7 @@ from allstep.cli.options import (
     DataFolder,
     Faults,
     Launcher,
+    MaxFailures,
     StopSignal,
     Trust,
     use_stop_signal,
@@ -145,6 +146,7 @@ def train(
     max_workers: MaxWorkers = None,
     spares: Spares = None,
     elastic_timeout: ElasticTimeout = None,
+    max_failures: MaxFailures = None,
     out: Out = None,
     resume: Resume = None,
     max_time: MaxTime = None,
@@ -176,7 +178,7 @@ def train(
     flags = (("data.strict=true", strict), (f"overfit={overfit}", overfit), ("trust=true", trust))
     overrides = [override for override, wanted in flags if wanted]
     request = _request(arguments or [], overrides, out, data, resume, max_time)
-    elastic = ElasticOptions(min_workers, max_workers, spares, elastic_timeout)
+    elastic = ElasticOptions(min_workers, max_workers, spares, elastic_timeout, max_failures)
     elastic.check()
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
@@ -315,7 +317,7 @@ def _start(request: "TrainRequest", workers: int | None, elastic: ElasticOptions
         num_workers = workers or default_num_workers(prepared.config)
         policy = elastic.policy(num_workers, prepared.config)
         check(prepared, num_workers)
-        most = num_workers if policy is None else policy.num_slots
+        most = num_workers if policy is None else policy.most_ranks
         faults.check(os.environ.get(faults.VARIABLE, ""), most)
     except DataError:
         # A run that has ended does not need its data.

@@ -28,6 +28,7 @@ from typing import Any
 from allstep import wire
 from allstep.console.escape import print_notice
 from allstep.errors import WorldError
+from allstep.faults import WorkerFaults
 from allstep.wire.keys import JOINS, TICKET, WORKER, ask_of, place_of, progress_of
 from allstep.world import World, places
 
@@ -61,7 +62,8 @@ class Place:
 
     cards: of all members, by rank. source: the rank whose state the others take; None in the first
     generation. new: the ranks that were not in the generation before. behind: those that were, but
-    with fewer updates than the source. reason: why the world was formed.
+    with fewer updates than the source. reason: why the world was formed. faults: which injected
+    faults the worker has; only in its first place.
     """
 
     generation: int
@@ -71,6 +73,7 @@ class Place:
     new: frozenset[int]
     behind: frozenset[int]
     reason: str
+    faults: WorkerFaults | None = None
 
     @property
     def world(self) -> World:
@@ -155,6 +158,7 @@ def _read(reply: Mapping[str, Any]) -> Place:
         frozenset(reply["new"]),
         frozenset(reply["behind"]),
         reply["reason"],
+        WorkerFaults.of_reply(reply["faults"]) if reply.get("faults") else None,
     )
 
 
