@@ -126,8 +126,8 @@ def test_a_worker_that_is_lost_before_the_run_begins_counts() -> None:
     """The first world was lost while the run folder was claimed; the next one begins the run."""
     seen = Changes(lambda: 0.0)
     seen.start(place([2, 3, 4]))
+    assert not seen.is_pending
     seen.leave(was_lost=True)
-    seen.start(place([3, 4], "lost rank 0"))
     assert seen.is_pending
     seen.form(place([3, 4], "lost rank 0"), 0, is_due=False)
     change = seen.end_change()

@@ -92,12 +92,8 @@ class Changes:
         self._started = self._clock() - totals.elapsed
 
     def start(self, place: Place) -> None:
-        """Record the members of the first world of this worker.
-
-        Members of an earlier one, which was lost before the run began, are kept for the report.
-        """
-        if self._change is None:
-            self._members = _members(place)
+        """Record the members of the first world of this worker."""
+        self._members = _members(place)
 
     def leave(self, *, was_lost: bool) -> None:
         """Record that this rank leaves its world now."""
