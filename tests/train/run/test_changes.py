@@ -120,7 +120,6 @@ def test_a_worker_that_is_lost_before_the_run_begins_is_a_change_too() -> None:
     changes.start(place(("a", 1), ("a", 2)))
     changes.leave(was_lost=True)
     then = place(("a", 1), reason="lost rank 1 on a: killed")
-    changes.start(then)
     changes.begin(then, 0, is_due=False)
     changes.note_step(1, 0, 50)
     text, figures = changes.end_change() or ("", {})

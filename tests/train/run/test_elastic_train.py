@@ -298,6 +298,17 @@ def test_an_elastic_run_shares_weights_only_if_requested(
     assert shares_weights(config, world, model, cpu, is_elastic) is expected
 
 
+def test_a_worker_that_is_lost_before_the_run_begins_is_reported(tmp_path: Path) -> None:
+    """In the first exchange of all ranks, before rank 0 has claimed the run folder."""
+    run = run_driver(
+        tmp_path, ["1:enter:0"], workers=2, wait_until=0, overrides=[*OVERRIDES, "epochs=1"]
+    )
+    first, *_ = changes(run)
+    assert "killed by signal 9 (SIGKILL); 1 worker continues from sample 0 after " in first["text"]
+    assert (first["position"], first["workers"], first["lost"]) == (0, 1, 1)
+    assert runlog.read(run / "run.jsonl").events[-1]["lost"] == 1
+
+
 def test_below_the_minimum_the_state_is_saved_and_the_run_resumes(tmp_path: Path) -> None:
     """The replacement comes after 1 s, so that half a second is over before."""
     options = ["epochs=2", "--elastic-timeout", "0.5", "--fault", "kill@rank=0,step=20"]

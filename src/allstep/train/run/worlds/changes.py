@@ -101,12 +101,8 @@ class Changes:
         self._started = self._clock() - totals.elapsed
 
     def start(self, place: Place) -> None:
-        """Record the members of a world in which the run has not begun yet.
-
-        Members of an earlier one, which was lost before the run began, are kept for the report.
-        """
-        if self._change is None:
-            self._members = _members(place)
+        """Record the members of the first world of this worker."""
+        self._members = _members(place)
 
     def begin(self, place: Place, samples: int, *, is_due: bool) -> None:
         """Record that the run begins after `samples` samples, which may be those of a checkpoint.
@@ -114,7 +110,9 @@ class Changes:
         Workers that were lost before are a change, too. `is_due`: as in `form`.
         """
         self._totals = replace(self._totals, position=samples)
-        if self._change is not None:
+        if self._change is None:
+            self.start(place)
+        else:
             self.form(place, samples, is_due=is_due)
 
     def leave(self, *, was_lost: bool) -> None:

@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 
 from allstep import comm
 from allstep.comm.group import agree
-from allstep.comm.join.membership import Dismissed, Membership
+from allstep.comm.join.membership import Dismissed, Membership, Place
 from allstep.errors import CollectiveTimeout, CommError, PeerLost
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
 from allstep.train.config.run_config import ResolvedConfig
@@ -86,6 +86,8 @@ class Generations:
 
     def go(self, world: World) -> Result | Paused | None:
         """Train from `world` on, to the end of the run. None if it had ended before."""
+        if not self._member.joins_later:
+            self._changes.start(self._place)
         while True:
             try:
                 self._enter(world)
@@ -164,28 +166,33 @@ class Generations:
         if len({each.commits for each in standings}) > 1:
             needs_state = mine.commits != standings[source].commits
             job = self._synchronize(world, source, needs_state)
-        assert job is not None and self._member.place is not None
+        assert job is not None
         place(job, world)
         if self._run is None:
             self._run = self._make_run(job)
         self._pass_duties(self._run, standings[0])
         self._run.enter()
+        self._note_place(job)
+
+    def _note_place(self, job: Job) -> None:
         progress = job.progress
-        self._changes.form(self._member.place, progress.samples, is_due=progress.owes is not None)
+        self._changes.form(self._place, progress.samples, is_due=progress.owes is not None)
+
+    @property
+    def _place(self) -> Place:
+        assert self._member.place is not None
+        return self._member.place
 
     def _begin(self, world: World) -> None:
         """Start the run, or resume it from its checkpoint."""
-        given = self._member.place
-        assert given is not None
         # Of an attempt in an earlier world.
         self._duties.close()
-        self._changes.start(given)
         job = self._start(world)
         if job is None:
             return
         self._run = self._make_run(job)
         progress = job.progress
-        self._changes.begin(given, progress.samples, is_due=progress.owes is not None)
+        self._changes.begin(self._place, progress.samples, is_due=progress.owes is not None)
         opened = opening(job, with_flop=self._duties.are_taken)
         self._duties.watch_speed()
         self._duties.callbacks.start(opened)
