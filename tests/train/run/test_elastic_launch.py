@@ -18,6 +18,7 @@ from allstep.comm.join.membership import Membership
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.duties import Duties
+from allstep.train.run.prepare import prepare
 from allstep.train.run.train_request import TrainRequest
 from allstep.train.run.worlds.changes import Totals
 from allstep.train.run.worlds.generations import Generations, _Facts
@@ -140,12 +141,13 @@ def test_a_prepared_job_moves_to_the_run_folder(
     monkeypatch.chdir(tmp_path)
     out = Path("runs") / "digits"
     out.mkdir(parents=True)
-    config = prepare_standby(TrainRequest(*_asked()), 2, 3)[0]
+    config = prepare(OVERRIDES[0], OVERRIDES[1:]).config.resolved(2)
     (out / "config.yaml").write_text(config.to_yaml())
     # A list of another run in the current folder does not count.
     bad = '{"number": 1, "file": "x", "offset": 0, "reason": "y", "epoch": 0}\n'
     Path("quarantine-rank3.jsonl").write_text(bad)
-    standby = prepare_standby(TrainRequest(*_asked(), out=out if has_out else None), 2, 3)
+    asked = TrainRequest(OVERRIDES[0], OVERRIDES[1:], out=out if has_out else None)
+    standby = prepare_standby(asked, 2, 3)
     worker = Generations(Membership("x"), Duties(), Stopping(), lambda world: None, standby)
     job = worker._job_of(_Facts(config, out, Totals()))
     assert job is standby[1] and job.out == out
@@ -156,10 +158,6 @@ def test_a_prepared_job_moves_to_the_run_folder(
         "test": out / "quarantine-test-rank3.jsonl",
     }
     assert all(loader.num_bad == 0 for loader in job.loaders.values())
-
-
-def _asked() -> tuple[str, list[str]]:
-    return OVERRIDES[0], OVERRIDES[1:]
 
 
 @pytest.mark.timeout(300)
