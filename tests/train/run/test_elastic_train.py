@@ -518,10 +518,14 @@ def position(run: subprocess.Popen[str], out: Path, beyond: int) -> int:
     return steps[-1]["samples"] if steps[-1]["samples"] > beyond else 0
 
 
-def test_random_kills_with_spares(ranks: Ranks, tmp_path: Path) -> None:
-    """20 kills in one run in `make soak`, 2 in `make test`; a spare replaces each at once."""
+@pytest.mark.parametrize("more", [[], ["share_weights=true"]] if SOAK else [[]])
+def test_random_kills_with_spares(ranks: Ranks, tmp_path: Path, more: list[str]) -> None:
+    """20 kills in one run in `make soak`, 2 in `make test`; a spare replaces each at once.
+
+    With shared weights only in `make soak`: a worker may be killed at any point of its update.
+    """
     run, draws, kills = tmp_path / "run", random.Random(17), 20 if SOAK else 2
-    with started(run, "epochs=2000", "--spares", "1", workers=3) as training:
+    with started(run, "epochs=2000", *more, "--spares", "1", workers=3) as training:
         samples = 0
         for _ in range(kills):
             samples = wait_until(partial(position, training, run, beyond=samples), 120)
@@ -535,7 +539,7 @@ def test_random_kills_with_spares(ranks: Ranks, tmp_path: Path) -> None:
         assert training.wait(60) == 75, (tmp_path / "output").read_text()
     # The reference stops where this run stopped.
     last = int(checkpoint.written(run / "checkpoints")[0].name)
-    overrides = [*OVERRIDES, "epochs=2000"]
+    overrides = [*OVERRIDES, "epochs=2000", *more]
     chain(ranks, overrides, tmp_path / "reference", 3, run, last)
     first, second = (
         checkpoint.written(each / "checkpoints")[0] for each in (run, tmp_path / "reference")
