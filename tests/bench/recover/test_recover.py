@@ -21,7 +21,8 @@ from conftest import SOAK
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.timeout(400)
+@pytest.mark.soak(1)
+@pytest.mark.timeout(900 if SOAK else 400)
 def test_the_smallest_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One kill each, without torchrun, which does not always recover, 2 GB and the world of 8."""
     few = contenders() if SOAK else contenders()[:1]

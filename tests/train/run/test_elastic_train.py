@@ -1,23 +1,13 @@
 """`allstep train --min-workers`: workers are killed, the others continue in memory, others join.
 
-The reference of a run is a chain of runs in fixed worlds: each is stopped at the position at which
-the world changed, and resumed from its checkpoint with the next number of workers.
+Random kills are in `test_random_kills`, other faults in `test_elastic_faults`.
 """
 
-import contextlib
-import filecmp
-import os
-import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -26,100 +16,21 @@ from allstep.train import read_config
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.step.build import shares_weights
 from allstep.world import World
-from support.ranks import Ranks, clean_environment, shared_memory_files, wait_until
+from support.elastic_training import (
+    ENVIRONMENT,
+    EPOCH,
+    OVERRIDES,
+    assert_same_end,
+    chain,
+    changes,
+    command,
+    complete,
+    work_until,
+    workers_of,
+)
+from support.ranks import Ranks, clean_environment, wait_until
 
 pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.timeout(300)]
-
-# Running statistics, dropout, a moving average, random crops, uneven batches.
-OVERRIDES = [
-    *("digits", "batch=50", "save.seconds=1", "log_every=1", "data.validation=100"),
-    *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5"),
-    *("ema.decay=0.9", "data.augment=PadAndCrop(8, pad=1)", "label_smoothing=0.1"),
-    "precision=float32",
-]
-SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
-ENVIRONMENT = {**clean_environment(), "OMP_NUM_THREADS": "1"}
-
-
-def command(out: Path, *more: str, workers: int = 3, least: int = 1) -> list[str]:
-    options = ["--workers", str(workers), "--min-workers", str(least), "--out", str(out)]
-    return [sys.executable, "-m", "allstep", "train", *OVERRIDES, *options, *more]
-
-
-def complete(out: Path, *more: str, workers: int = 3, least: int = 1) -> str:
-    """Run to the end and return the output."""
-    before = shared_memory_files()
-    done = subprocess.run(
-        command(out, *more, workers=workers, least=least),
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert shared_memory_files() == before
-    return done.stdout + done.stderr
-
-
-def changes(out: Path) -> list[dict[str, Any]]:
-    """Return the events about changes of the world."""
-    events = runlog.read(out / "run.jsonl").events
-    return [dict(event) for event in events if "position" in event]
-
-
-def work_until(overrides: list[str], out: Path, stop_at: int | None, is_due: bool) -> None:
-    """Train as a worker of a fixed world, and stop at this number of samples.
-
-    is_due: stop before what is due after the last step, an evaluation.
-    """
-    from allstep.train.health.stop_request import Stopping
-    from allstep.train.run import loop
-    from allstep.train.run.train_request import TrainRequest
-    from allstep.train.run.worker import work
-
-    reached = []
-    original = loop.reduce_step
-
-    def noted(trainer: Any, batch: Any, num_samples: int, clock: Any) -> Any:
-        if stop_at is not None and batch.position + num_samples >= stop_at:
-            reached.append(True)
-        return original(trainer, batch, num_samples, clock)
-
-    class StopThere(Stopping):
-        @property
-        def why(self) -> str | None:
-            return "reached" if reached else None
-
-        def must_leave(self) -> bool:
-            return bool(reached) and is_due
-
-    loop.reduce_step, loop.Stopping = noted, StopThere  # type: ignore[misc]
-    source, *keys = overrides
-    work(TrainRequest(source, keys, out=out, resume=True))
-
-
-def chain(
-    ranks: Ranks, overrides: list[str], out: Path, first: int, run: Path, last: int | None = None
-) -> None:
-    """Train the reference of `run`, which started with `first` workers and stopped at `last`."""
-    moves = changes(run)
-    sizes = [first, *(event["workers"] for event in moves)]
-    stops = [*((event["position"], event["due"]) for event in moves), (last, False)]
-    for size, (stop_at, is_due) in zip(sizes, stops, strict=True):
-        if stop_at != 0:
-            # Threads decide the order of sums.
-            env = {"OMP_NUM_THREADS": "1"}
-            ranks(size, work_until, overrides, out, stop_at, is_due, env=env)
-
-
-def assert_same_end(ours: Path, theirs: Path) -> None:
-    first, second = (checkpoint.written(each / "checkpoints")[0] for each in (ours, theirs))
-    assert first.name == second.name
-    names = sorted(path.name for path in first.iterdir())
-    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])
-    tests = [runlog.read(out / "run.jsonl").evals[-1] for out in (ours, theirs)]
-    assert tests[0]["part"] == tests[1]["part"] == "test"
-    assert tests[0]["loss"] == tests[1]["loss"]
 
 
 def test_rank_0_is_killed_and_the_others_end_with_the_bits_of_a_restore(
@@ -144,15 +55,18 @@ def test_rank_0_is_killed_and_the_others_end_with_the_bits_of_a_restore(
 
 
 # A worker that ends itself at given points: `NUMBER:POINT:WHEN`, where WHEN is a step for `reduce`,
-# `update` and `within`, else the first generation that counts. `within` is in an update of shared
-# weights: half of what the worker owns is neither old nor new.
+# `update`, `within` and `miss`, else the first generation that counts. `within` is in an update of
+# shared weights: half of what the worker owns is neither old nor new. Those that `miss` stay alive:
+# they have done their part in the exchange of a step, or in an evaluation, but do not get its result.
 DRIVER = """
 import os, signal, sys, time
 from pathlib import Path
 
 from allstep.comm.join.membership import membership
+from allstep.errors import PeerLost
 from allstep.parallel.updates import by_owners
 from allstep.train.run import loop, worker
+from allstep.train.step.after_step import AfterStep
 from allstep.train.run.worlds import generations
 from allstep.train.run.train_request import TrainRequest
 
@@ -165,6 +79,37 @@ def maybe_die(point, when):
     if any(point == name and when >= first for name, first in mine):
         print(f"worker {number} ends itself: {point} {when}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+# The file that shows that a worker has come so far.
+def passed(what):
+    return Path(f"{out}.{what}-{position()}")
+
+
+def maybe_miss(point, when, what):
+    for planned in [each for each in mine if each[0] == point and when >= each[1]]:
+        mine.remove(planned)
+        # Not before another worker has the result: it shall not lose this one before.
+        while not passed(what).exists():
+            time.sleep(0.01)
+        print(f"worker {number} does not get the result: {point} {when}", flush=True)
+        raise PeerLost(f"injected: no result for worker {number}")
+
+
+def after(holder, name, act):
+    original = getattr(holder, name)
+
+    def acted(*args, **options):
+        result = original(*args, **options)
+        act()
+        return result
+
+    setattr(holder, name, acted)
+
+
+def note_load(*_):
+    if worker_of[0]._run is not None:
+        print(f"worker {number} is behind and takes the state", flush=True)
 
 
 def before(module, name, act):
@@ -227,6 +172,15 @@ before(
     lambda world, *_: maybe_die("broadcast", world.generation) if world.generation else None,
 )
 before(worker.comm, "init", lambda *_: maybe_die("standby", 0))
+before(generations, "load", note_load)
+after(AfterStep, "exchange", lambda: maybe_miss("miss", position(), "update"))
+after(loop, "update_weights", lambda: passed("update").touch())
+after(
+    loop.Run,
+    "_num_bad",
+    lambda: maybe_miss("miss-evaluation", membership().place.generation, "evaluation"),
+)
+before(loop.Run, "_grow", lambda *_: passed("evaluation").touch())
 overrides = Path(sys.argv[2]).read_text().split("\\n")
 worker.work(TrainRequest(overrides[0], overrides[1:], out=Path(out)))
 """
@@ -251,7 +205,9 @@ def run_driver(
     assert done.returncode == 0, done.stdout + done.stderr
     for kill in kills:
         who, point, _ = kill.split(":")
-        assert f"worker {who} ends itself: {point}" in done.stdout, done.stdout + done.stderr
+        does = "does not get the result" if point.startswith("miss") else "ends itself"
+        assert f"worker {who} {does}: {point}" in done.stdout, done.stdout + done.stderr
+    (folder / "output").write_text(done.stdout)
     return out
 
 
@@ -307,6 +263,25 @@ def test_a_worker_that_is_lost_before_the_run_begins_is_reported(tmp_path: Path)
     assert "killed by signal 9 (SIGKILL); 1 worker continues from sample 0 after " in first["text"]
     assert (first["position"], first["workers"], first["lost"]) == (0, 1, 1)
     assert runlog.read(run / "run.jsonl").events[-1]["lost"] == 1
+
+
+def test_survivors_are_one_commit_apart(ranks: Ranks, tmp_path: Path) -> None:
+    """Rank 0 dies before its update 9, and worker 2 does not get the sum of that step: worker 1 has
+    committed it alone, and worker 2 takes its state. Later worker 1 does not get the score of an
+    evaluation that worker 2 has; both are alive."""
+    kills = ["0:update:9", "2:miss:9", "1:miss-evaluation:1"]
+    overrides = [*OVERRIDES, "epochs=3"]
+    run = run_driver(tmp_path, kills, workers=3, wait_until=1, overrides=overrides)
+    first, *others = changes(run)
+    assert (first["position"], first["workers"], first["due"]) == (9 * 50, 2, False)
+    assert any(each["position"] % EPOCH == 0 and not each["due"] for each in others)
+    output = (tmp_path / "output").read_text()
+    for worker in (2, 1):
+        assert f"worker {worker} is behind and takes the state" in output
+    positions = [step["samples"] for step in runlog.read(run / "run.jsonl").steps]
+    assert positions == sorted(set(positions)) and positions[-1] == 3 * EPOCH
+    chain(ranks, overrides, tmp_path / "reference", 3, run)
+    assert_same_end(run, tmp_path / "reference")
 
 
 def test_below_the_minimum_the_state_is_saved_and_the_run_resumes(tmp_path: Path) -> None:
@@ -408,42 +383,6 @@ def test_the_command_of_the_readme(tmp_path: Path) -> None:
     assert "1 worker lost, " in done.stdout and "0 samples lost" in done.stdout
 
 
-def workers_of(run: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Return the living workers of a launcher, without their helper processes."""
-    found = []
-    if run.poll() is not None:
-        return found
-    for process in psutil.Process(run.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if "--min-workers" not in process.cmdline() and "ALLSTEP_TICKET" in process.environ():
-                parent = process.parent()
-                if parent is not None and "ALLSTEP_TICKET" not in parent.environ():
-                    found.append(process)
-    return found
-
-
-@contextlib.contextmanager
-def started(out: Path, *more: str, workers: int, least: int = 1) -> Iterator[subprocess.Popen[str]]:
-    """Start a run, and remove what is left of it afterwards."""
-    with (out.parent / "output").open("a") as output:
-        run = subprocess.Popen(
-            command(out, *more, workers=workers, least=least),
-            env=ENVIRONMENT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            yield run
-        finally:
-            if run.poll() is None:
-                for process in [*psutil.Process(run.pid).children(recursive=True), run]:
-                    with contextlib.suppress(psutil.Error):
-                        process.kill()
-            run.wait(30)
-
-
 def wait_for_world(run: subprocess.Popen[str], out: Path, size: int, after: int) -> int:
     """Wait for a change to `size` workers beyond the first `after` changes; return their number."""
 
@@ -504,45 +443,3 @@ def test_growing_to_four_and_back_computes_what_one_worker_does(
         assert move["hosts"] == ["localhost"] * move["workers"]
     for step in steps:
         assert step["loss"] == pytest.approx(alone[step["samples"]]["loss"], rel=1e-10, abs=1e-10)
-
-
-def position(run: subprocess.Popen[str], out: Path, beyond: int) -> int:
-    """Return the last recorded position if it is beyond another one, of 3 workers; else 0."""
-    assert run.poll() is None, (out.parent / "output").read_text()
-    if not (out / "run.jsonl").exists() or len(workers_of(run)) < 3:
-        return 0
-    steps = runlog.read(out / "run.jsonl").steps
-    # The last member of a world has the only state.
-    if not steps or len(steps[-1]["wait"]) < 3:
-        return 0
-    return steps[-1]["samples"] if steps[-1]["samples"] > beyond else 0
-
-
-@pytest.mark.parametrize("more", [[], ["share_weights=true"]] if SOAK else [[]])
-def test_random_kills_with_spares(ranks: Ranks, tmp_path: Path, more: list[str]) -> None:
-    """20 kills in one run in `make soak`, 2 in `make test`; a spare replaces each at once.
-
-    With shared weights only in `make soak`: a worker may be killed at any point of its update.
-    """
-    run, draws, kills = tmp_path / "run", random.Random(17), 20 if SOAK else 2
-    with started(run, "epochs=2000", *more, "--spares", "1", workers=3) as training:
-        samples = 0
-        for _ in range(kills):
-            samples = wait_until(partial(position, training, run, beyond=samples), 120)
-            # Rank 0 may be hit, too. A slot whose workers finish no step is given up, so the
-            # newest worker, which may wait as a spare, is left alone.
-            oldest = sorted(workers_of(training), key=psutil.Process.create_time)[:-1]
-            draws.choice(oldest).kill()
-            time.sleep(1 + draws.random())
-        wait_until(lambda: position(training, run, beyond=samples), 120)
-        training.send_signal(signal.SIGTERM)
-        assert training.wait(60) == 75, (tmp_path / "output").read_text()
-    # The reference stops where this run stopped.
-    last = int(checkpoint.written(run / "checkpoints")[0].name)
-    overrides = [*OVERRIDES, "epochs=2000", *more]
-    chain(ranks, overrides, tmp_path / "reference", 3, run, last)
-    first, second = (
-        checkpoint.written(each / "checkpoints")[0] for each in (run, tmp_path / "reference")
-    )
-    names = sorted(path.name for path in first.iterdir())
-    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])
