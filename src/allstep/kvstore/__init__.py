@@ -1,0 +1,1 @@
+"""A key-value store with MXNet's API: parameter servers on one host, in shared memory."""
