@@ -281,7 +281,7 @@ def test_the_diagram_is_the_contract() -> None:
     assert rows(ARCHITECTURE.read_text()) == contract("allstep")
 
 
-@pytest.mark.parametrize("package", ["comm", "parallel", "data", "train"])
+@pytest.mark.parametrize("package", ["comm", "parallel", "kvstore", "data", "train"])
 def test_the_order_inside_a_package_is_the_contract(package: str) -> None:
     assert inner_rows(ARCHITECTURE.read_text(), package) == contract(f"allstep.{package}")
 

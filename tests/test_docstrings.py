@@ -22,7 +22,17 @@ PACKAGES = [
     "allstep",
     *(
         f"allstep.{name}"
-        for name in ("comm", "data", "optim", "norm", "train", "torch", "models", "parallel")
+        for name in (
+            "comm",
+            "data",
+            "optim",
+            "norm",
+            "train",
+            "torch",
+            "models",
+            "parallel",
+            "kvstore",
+        )
     ),
 ]
 PLAIN = {

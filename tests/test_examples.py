@@ -102,6 +102,16 @@ def test_records_of_the_tutorials(tmp_path: Path) -> None:
     assert open_source(tmp_path).targets().tolist() == [2, 0, 1] * 4
 
 
+@pytest.mark.usefixtures("processes")
+def test_the_kvstore_of_mxnets_tutorial() -> None:
+    script = str(EXAMPLES / "kvstore.py")
+    lines = run(str(BIN / "allstep"), "run", "-np", "2", script).splitlines()
+    found = Counter(line.partition("] ")[2] for line in lines)
+    assert found["updated: 6.0"] == 2 and found["a list of keys: [9.0, 9.0, 9.0]"] == 2
+    for name in ("dist_sync", "dist_async", "dist_stale:2"):
+        assert found[f"{name} on 2 workers: -9.0"] == 1, lines
+
+
 def test_under_allstep_run(plain_loss: float) -> None:
     check_two_ranks(run(str(BIN / "allstep"), "run", "-np", "2", SCRIPT), "allstep", plain_loss)
 

@@ -46,6 +46,14 @@ _ELEMENTWISE = {
 }  # fmt: skip
 
 
+def needs_whole_parameters(optimizer: type) -> bool:
+    """Return whether a class of optimizers updates whole parameters only, as for norms of layers.
+
+    A class declares it by `elementwise`; without that, classes of torch are known.
+    """
+    return not getattr(optimizer, "elementwise", optimizer in _ELEMENTWISE)
+
+
 class ByOwners:
     """Each rank updates its ranges of weights that the host's ranks share.
 
@@ -55,7 +63,7 @@ class ByOwners:
 
     def __init__(self, wrapped: type, keeps_undo: bool = False) -> None:
         self._wrapped, self._keeps_undo = wrapped, keeps_undo
-        self._whole = not getattr(wrapped, "elementwise", wrapped in _ELEMENTWISE)
+        self._whole = needs_whole_parameters(wrapped)
         self._sharing: _Sharing | None = None
 
     def sharing(self, optimizer: Replica) -> "_Sharing":

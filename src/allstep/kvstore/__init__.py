@@ -1,0 +1,25 @@
+"""A key-value store with MXNet's API: parameter servers on one host, in shared memory.
+
+    kv = allstep.kvstore.create("dist_async")
+    kv.init(3, weights)
+    kv.set_optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
+    kv.pushpull(3, gradient, out=weights)
+
+```
+store           KVStore: checks arguments, visits keys; create
+modes           what push and pull do: local, sync, async, stale
+updates         torch's optimizers on slices of shared memory, and the files of their state
+memory          locks, slices and waiting in memory that workers share
+rules           names, keys, slices, placement, age of gradients: pure functions
+tensor_checks   checks of a script's tensors
+```
+
+There is no server process (D16): the worker that pushes applies its gradient itself, slice by
+slice, under a lock that the kernel frees when its holder dies. Servers between hosts are planned.
+
+May import: `parallel`, `comm` and below; no front-end. Start with `store`, then `modes.each_push`.
+"""
+
+from allstep.kvstore.store import KVStore, create
+
+__all__ = ["KVStore", "create"]

@@ -1,0 +1,118 @@
+"""Mode sync: one update per round, of the sum of all workers' gradients.
+
+Each worker copies its gradient to its contribution in shared memory and counts its pushes of the
+key. A round is complete when all workers have pushed. The workers that then pull share the work:
+each starts at another slice, updates those that no worker has updated yet, and copies the value.
+
+* The contributions are added in rank order, so the bits do not depend on which worker came first.
+* A pull returns the value after the round of this worker's last push. No worker can be a round
+  ahead, since a round needs the push of every worker.
+* A second push without a pull waits for the first round, whose contribution it replaces.
+
+A lost worker ends the store with PeerLost: the rounds cannot be completed.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from allstep.kvstore.memory.key_memory import Slice, StoredKey
+from allstep.kvstore.modes.shared_values import SharedValues, apply_slice
+from allstep.kvstore.rules.store_kinds import StoreKind
+from allstep.kvstore.updates.key_optimizer import plain_sum
+from allstep.process.futex import new_fence
+
+# The number in a worker's line: its pushes of this key, thus its rounds.
+_PUSHES = 0
+
+
+class EachRound(SharedValues):
+    """Mode sync: an update once all workers have pushed; implements `KeyValues`."""
+
+    sums = True
+
+    def __init__(self, kind: StoreKind) -> None:
+        super().__init__(kind)
+        self._fence = new_fence()
+        self._scratch: dict[torch.dtype, Tensor] = {}
+
+    def push(self, stored: StoredKey, gradient: Tensor) -> None:
+        """Contribute to the next round, once the last one is complete."""
+        number = self._round(stored)
+        if any(each.num_updates < number for each in stored.slices):
+            self._finish(stored, number, ())
+        stored.contributions[self.rank].copy_(gradient)
+        self._fence()
+        self.set_number(stored, _PUSHES, number + 1)
+
+    def pull(self, stored: StoredKey, outs: Sequence[Tensor]) -> None:
+        """Wait for the round of this worker's last push, and copy the value."""
+        self._finish(stored, self._round(stored), outs)
+
+    def pushpull(self, stored: StoredKey, gradient: Tensor, outs: Sequence[Tensor]) -> None:
+        """Contribute, wait for the round and copy the value."""
+        self.push(stored, gradient)
+        self.pull(stored, outs)
+
+    def locked(self, stored: StoredKey) -> AbstractContextManager[None]:
+        """Let no worker change the value, after the round of this worker's last push."""
+        self._finish(stored, self._round(stored), ())
+        return super().locked(stored)
+
+    def _round(self, stored: StoredKey) -> int:
+        """Return the number of rounds to which this worker has contributed."""
+        return stored.workers[stored.number(self.rank, _PUSHES)]
+
+    def _finish(self, stored: StoredKey, number: int, outs: Sequence[Tensor]) -> None:
+        """Wait for round `number`, make the updates of it that are left, and copy the value."""
+        self._wait_for_pushes(stored, number)
+        slices = stored.slices
+        first = self.rank * len(slices) // self.num_workers
+        for each in (*slices[first:], *slices[:first]):
+            each.acquire(self._caller, "pull")
+            try:
+                if each.num_updates < number:
+                    self._update(stored, each)
+                self.copy_slice(stored, each, outs)
+            finally:
+                each.release()
+
+    def _wait_for_pushes(self, stored: StoredKey, number: int) -> None:
+        """Wait until all workers have contributed to round `number`."""
+        workers = stored.workers
+        for rank in range(self.num_workers):
+            at = stored.number(rank, _PUSHES)
+            if workers[at] >= number:
+                continue
+            waiting = self.parties.waiting(f"pull of key {stored.key!r}")
+            while (seen := workers[at]) < number:
+                if not waiting.nap(stored.address(at), seen, rank) and workers[at] < number:
+                    raise waiting.lost(rank)
+        self._fence()
+
+    def _update(self, stored: StoredKey, each: Slice) -> None:
+        """Update one locked slice with the sum of the contributions, in rank order."""
+        optimizer = self.optimizers.get(stored.key)
+        dtype = stored.dtype if optimizer is None else optimizer.plan.dtype
+        parts = [part[each.start : each.end] for part in stored.contributions]
+        total = parts[0] if len(parts) == 1 else self._sum(parts, dtype)
+        if optimizer is None:
+            each.begin()
+            plain_sum(stored, each, total)
+            each.finish()
+        else:
+            apply_slice(optimizer, each, total)
+
+    def _sum(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """Return the sum of `parts` in this order, in memory that the next sum overwrites."""
+        numel = parts[0].numel()
+        scratch = self._scratch.get(dtype)
+        if scratch is None or scratch.numel() < numel:
+            # New memory for each sum would cost more than the sum.
+            scratch = self._scratch[dtype] = torch.empty(numel, dtype=dtype)
+        total = scratch[:numel].copy_(parts[0])
+        for part in parts[1:]:
+            total.add_(part)
+        return total

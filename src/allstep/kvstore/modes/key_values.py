@@ -1,0 +1,59 @@
+"""The protocol behind a store: values by key, which a mode changes in its own way."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from allstep.kvstore.memory.key_memory import StoredKey
+from allstep.kvstore.rules.key_lists import Key
+from allstep.kvstore.updates.key_optimizer import KeyOptimizer
+from allstep.kvstore.updates.optimizer_class import OptimizerClass
+
+Updater = Callable[[Key, Tensor, Tensor], object]
+"""`updater(key, gradient, value)` changes the value in place."""
+
+
+class KeyValues(Protocol):
+    """Values by key. Gradients and outputs are flat and contiguous, and fit the key."""
+
+    rank: int
+    num_workers: int
+    keys: dict[Key, StoredKey]
+    optimizers: dict[Key, KeyOptimizer]
+    chosen: OptimizerClass | None
+    """The optimizer; None before `set_optimizer`."""
+
+    def add(self, values: Mapping[Key, Tensor]) -> None:
+        """Store new keys with the values of rank 0. All workers call this together."""
+
+    def set_optimizer(self, chosen: OptimizerClass) -> None:
+        """Update with this optimizer from now on. All workers call this together."""
+
+    def set_updater(self, updater: Updater) -> None:
+        """Update with a function from now on."""
+
+    def push(self, stored: StoredKey, gradient: Tensor) -> None:
+        """Give a gradient, or without an optimizer a value, to the store."""
+
+    def pull(self, stored: StoredKey, outs: Sequence[Tensor]) -> None:
+        """Copy the value to all of `outs`."""
+
+    def pushpull(self, stored: StoredKey, gradient: Tensor, outs: Sequence[Tensor]) -> None:
+        """Do both, in one pass over the slices where possible."""
+
+    def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
+        """Return rows of the value, all of the same version."""
+
+    def locked(self, stored: StoredKey) -> AbstractContextManager[None]:
+        """Let no worker change the value within the block."""
+
+    def barrier(self) -> None:
+        """Wait until all workers have called this."""
+
+    def change_state(self, change: Callable[[], None]) -> None:
+        """Call `change` in one worker, while all workers are here."""
+
+    def close(self) -> None:
+        """Leave the other workers."""

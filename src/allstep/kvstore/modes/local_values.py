@@ -1,0 +1,116 @@
+"""Mode local: the values of one process, for scripts that run without other workers.
+
+A push replaces the value by the sum of what was pushed, or updates it with the optimizer or the
+script's own function. Slices and optimizers are those of the shared modes, in private memory.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from torch import Tensor
+
+from allstep.kvstore.memory.bounded_wait import BoundedWait
+from allstep.kvstore.memory.key_memory import (
+    Caller,
+    KeyShape,
+    Slice,
+    StoredKey,
+    all_locked,
+    in_turn,
+)
+from allstep.kvstore.memory.slice_locks import ThreadLock
+from allstep.kvstore.modes.key_values import Updater
+from allstep.kvstore.rules.key_lists import Key
+from allstep.kvstore.updates.key_optimizer import (
+    KeyOptimizer,
+    StatePlan,
+    may_keep_state,
+    plain_sum,
+)
+from allstep.kvstore.updates.optimizer_class import OptimizerClass
+
+
+class LocalValues:
+    """Values of this process alone; implements `KeyValues`."""
+
+    rank, num_workers = 0, 1
+
+    def __init__(self) -> None:
+        self.keys: dict[Key, StoredKey] = {}
+        self.optimizers: dict[Key, KeyOptimizer] = {}
+        self.chosen: OptimizerClass | None = None
+        self._updater: Updater | None = None
+        self._caller = Caller(0, _no_limits)
+
+    def add(self, values: Mapping[Key, Tensor]) -> None:
+        for key, value in values.items():
+            form = KeyShape(key, tuple(value.shape), value.dtype)
+            memory = memoryview(bytearray(form.place(1, 0).end))
+            stored = StoredKey(form, memory, lambda _: ThreadLock(), 1)
+            stored.flat.copy_(value.reshape(-1))
+            self.keys[key] = stored
+            if self.chosen is not None:
+                self._attach(stored, self.chosen)
+
+    def set_optimizer(self, chosen: OptimizerClass) -> None:
+        plans = {key: StatePlan(chosen, stored.form) for key, stored in self.keys.items()}
+        if may_keep_state(self.optimizers, self.chosen, chosen, plans):
+            for optimizer in self.optimizers.values():
+                optimizer.use_settings(chosen)
+        else:
+            self.optimizers = {}
+            for stored in self.keys.values():
+                self._attach(stored, chosen)
+        self.chosen, self._updater = chosen, None
+
+    def _attach(self, stored: StoredKey, chosen: OptimizerClass) -> None:
+        plan = StatePlan(chosen, stored.form)
+        for each in stored.slices:
+            each.has_state = False
+        made = KeyOptimizer(stored, chosen, plan, memoryview(bytearray(max(1, plan.nbytes))))
+        made.copy_to_master()
+        self.optimizers[stored.key] = made
+
+    def set_updater(self, updater: Updater) -> None:
+        self.optimizers, self.chosen, self._updater = {}, None, updater
+
+    def push(self, stored: StoredKey, gradient: Tensor) -> None:
+        if self._updater is not None:
+            value = stored.flat.view(stored.shape)
+            self._updater(stored.key, gradient.view(stored.shape), value)
+            return
+        for each in in_turn(stored, self._caller, "push"):
+            self._apply(stored, each, gradient[each.start : each.end])
+
+    def _apply(self, stored: StoredKey, each: Slice, gradient: Tensor) -> None:
+        optimizer = self.optimizers.get(stored.key)
+        if optimizer is None:
+            plain_sum(stored, each, gradient)
+        else:
+            optimizer.apply(each, gradient)
+
+    def pull(self, stored: StoredKey, outs: Sequence[Tensor]) -> None:
+        for out in outs:
+            out.copy_(stored.flat)
+
+    def pushpull(self, stored: StoredKey, gradient: Tensor, outs: Sequence[Tensor]) -> None:
+        self.push(stored, gradient)
+        self.pull(stored, outs)
+
+    def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
+        return stored.flat.view(stored.shape)[numbers]
+
+    def locked(self, stored: StoredKey) -> AbstractContextManager[None]:
+        return all_locked(stored, self._caller, "reading the state")
+
+    def barrier(self) -> None: ...
+
+    def change_state(self, change: Callable[[], None]) -> None:
+        change()
+
+    def close(self) -> None: ...
+
+
+def _no_limits(text: str) -> BoundedWait | None:
+    """Wait for another thread of this process without limits: it cannot be lost alone."""
+    return None

@@ -1,0 +1,128 @@
+"""Checks of the tensors that a script passes to a store, with one clear line for each mistake."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allstep.errors import UserError
+from allstep.kvstore.memory.key_memory import StoredKey, short
+from allstep.kvstore.rules.key_lists import Key
+
+
+def new_value(call: str, key: Key, values: Sequence[Any]) -> Tensor:
+    """Return the value of a new key."""
+    if len(values) != 1:
+        raise UserError(f"{call}: {len(values)} values for key {key!r}; expected one to start with")
+    value = _dense(call, key, values[0])
+    return value.detach()
+
+
+def known(call: str, key: Key, keys: dict[Key, StoredKey]) -> StoredKey:
+    """Return a key of the store."""
+    stored = keys.get(key)
+    if stored is None:
+        names = [each for each in keys if isinstance(each, str)]
+        near = get_close_matches(str(key), names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(
+            f"{call}: key {key!r} is not among the {len(keys)} keys of the store; call init for it"
+            f" first{hint}"
+        )
+    return stored
+
+
+def pushed(call: str, stored: StoredKey, values: Sequence[Any]) -> Tensor:
+    """Return the sum of the values of a key, flat."""
+    if not values:
+        raise UserError(f"{call}: no value for key {stored.key!r}")
+    first, *others = (_flat(call, stored, value) for value in values)
+    if not others:
+        return first
+    total = first.clone()
+    for other in others:
+        total.add_(other)
+    return total
+
+
+def _flat(call: str, stored: StoredKey, value: Any) -> Tensor:
+    tensor = _fitting(call, stored, value)
+    flat = tensor.detach().reshape(-1)
+    return flat if flat.device.type == "cpu" else flat.cpu()
+
+
+def _fitting(call: str, stored: StoredKey, value: Any) -> Tensor:
+    """Return a dense tensor of the key's shape and type."""
+    tensor = _dense(call, stored.key, value)
+    if tensor.shape != stored.shape or tensor.dtype != stored.dtype:
+        raise UserError(
+            f"{call}: key {stored.key!r} is {stored.form}, found {short(tensor.dtype)}"
+            f" {list(tensor.shape)}; pass a tensor of that shape and type"
+        )
+    return tensor
+
+
+def _dense(call: str, key: Key, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise UserError(
+            f"{call}: the value of key {key!r} is a {type(value).__name__}; expected a torch tensor"
+        )
+    if value.layout is not torch.strided:
+        raise UserError(
+            f"{call}: the value of key {key!r} is sparse, and sparse values are not supported yet;"
+            " pass value.to_dense()"
+        )
+    return value
+
+
+def outputs(
+    call: str, stored: StoredKey, outs: Sequence[Any], ignore_sparse: bool = False
+) -> list[Tensor]:
+    """Return the tensors that a pull fills. ignore_sparse: leave sparse ones out."""
+    found = [out for out in outs if not (ignore_sparse and _is_sparse(out))]
+    for out in found:
+        if _is_sparse(out):
+            raise UserError(
+                f"{call}: the out of key {stored.key!r} is sparse and pull returns all rows; pass a"
+                " dense tensor, or call row_sparse_pull"
+            )
+        _fitting(call, stored, out)
+    return [out.detach() for out in found]
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is not torch.strided
+
+
+def sparse_output(stored: StoredKey, out: Any) -> Tensor:
+    """Return the sparse tensor that a row_sparse_pull fills."""
+    call = "row_sparse_pull"
+    if not isinstance(out, Tensor) or out.layout is not torch.sparse_coo:
+        raise UserError(
+            f"{call}: the out of key {stored.key!r} is not a sparse COO tensor; pass one of the"
+            " key's shape, or call pull for all rows"
+        )
+    if out.shape != stored.shape or out.dtype != stored.dtype:
+        raise UserError(
+            f"{call}: key {stored.key!r} is {stored.form}, found {short(out.dtype)}"
+            f" {list(out.shape)}; pass a tensor of that shape and type"
+        )
+    return out
+
+
+def row_numbers(stored: StoredKey, given: Any) -> Tensor:
+    """Return the numbers of the rows to pull: each once, in increasing order."""
+    if not stored.shape:
+        raise UserError(f"row_sparse_pull: key {stored.key!r} is a single number without rows")
+    numbers = torch.as_tensor(given).reshape(-1)
+    if numbers.numel() and (numbers.is_floating_point() or numbers.dtype is torch.bool):
+        raise UserError(f"row_sparse_pull: row_ids are {short(numbers.dtype)}; expected integers")
+    found: Tensor = torch.unique(numbers.to(torch.int64))
+    if found.numel() and not 0 <= int(found[0]) <= int(found[-1]) < stored.shape[0]:
+        raise UserError(
+            f"row_sparse_pull: row_ids from {int(found[0])} to {int(found[-1])}, but key"
+            f" {stored.key!r} has rows 0 to {stored.shape[0] - 1}"
+        )
+    return found

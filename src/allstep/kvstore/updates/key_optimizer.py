@@ -1,0 +1,133 @@
+"""The optimizer of one key: applies a gradient to one slice at a time.
+
+Each worker has a torch optimizer of its own for each key. Its parameters are views of the shared
+value, one for each slice, and its state is the shared state (`slice_state`), so it makes no
+difference which worker applies a gradient.
+
+An optimizer that treats each element separately gives the same result on slices as on the whole
+value. One that uses norms of layers (LARS, LAMB, any class without `elementwise = True` that torch
+does not bring) gets the whole value as its one slice.
+
+With float32 master weights the parameters are views of these, which are part of the state, and the
+value is a copy of them in half precision.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from allstep.kvstore.memory.key_memory import KeyShape, Slice, StoredKey, aligned, tensor_in
+from allstep.kvstore.rules.key_lists import Key
+from allstep.kvstore.rules.slices import Span
+from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.slice_state import SliceState, StateEntry, entries_for
+
+
+class StatePlan:
+    """The state of a key: its master weights and, for each slice, what the optimizer keeps."""
+
+    def __init__(self, chosen: OptimizerClass, form: KeyShape) -> None:
+        self.is_whole = chosen.is_whole
+        self.dtype = chosen.master_dtype(form.dtype)
+        self.has_master = self.dtype is not form.dtype
+        self._master_bytes = aligned(form.numel * self.dtype.itemsize) if self.has_master else 0
+        self.spans: list[Span] = [(0, form.numel)] if chosen.is_whole else form.spans
+        shapes = [form.shape if chosen.is_whole else (end - start,) for start, end in self.spans]
+        # Nearly all slices have the same shape.
+        by_shape = {shape: entries_for(chosen, shape, self.dtype) for shape in set(shapes)}
+        self.entries: list[tuple[StateEntry, ...]] = [by_shape[shape] for shape in shapes]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the memory for all of it."""
+        return self._master_bytes + sum(map(SliceState.nbytes, self.entries))
+
+    def master_in(self, memory: memoryview, numel: int) -> Tensor | None:
+        """Return the master weights in the key's memory; None if there are none."""
+        return tensor_in(memory, 0, self.dtype, numel) if self.has_master else None
+
+    def states_in(self, memory: memoryview) -> list[SliceState]:
+        """Return the state of each slice in the key's memory."""
+        at, states = self._master_bytes, []
+        for entries in self.entries:
+            states.append(SliceState(entries, memory, at))
+            at += SliceState.nbytes(entries)
+        return states
+
+    def is_like(self, other: "StatePlan") -> bool:
+        """Return whether the state of the other plan may be used in this one."""
+        return (self.spans, self.dtype, self.entries) == (other.spans, other.dtype, other.entries)
+
+
+class KeyOptimizer:
+    """Updates a key with the optimizer `chosen`.
+
+    memory: `plan.nbytes` bytes for the state, which all workers share.
+    """
+
+    def __init__(
+        self, stored: StoredKey, chosen: OptimizerClass, plan: StatePlan, memory: memoryview
+    ) -> None:
+        self.plan, self._stored, self.memory = plan, stored, memory
+        stored.use_whole(plan.is_whole)
+        self.master = plan.master_in(memory, stored.form.numel)
+        self.states = plan.states_in(memory)
+        source = stored.flat if self.master is None else self.master
+        self._parameters = [
+            Parameter(self._shaped(source[start:end]), requires_grad=False)
+            for start, end in plan.spans
+        ]
+        # As groups with one slice each.
+        self._alone = [[parameter] for parameter in self._parameters]
+        self._optimizer = chosen.make(self._parameters)
+        self._group: dict[str, Any] = self._optimizer.param_groups[0]
+
+    def _shaped(self, flat: Tensor) -> Tensor:
+        return flat.view(self._stored.shape) if self.plan.is_whole else flat
+
+    def use_settings(self, chosen: OptimizerClass) -> None:
+        """Continue with other settings of the same class, such as a new learning rate."""
+        made = chosen.make(self._parameters)
+        # A constructor may create state; the present one stays.
+        made.state = self._optimizer.state
+        self._optimizer, self._group = made, made.param_groups[0]
+
+    def copy_to_master(self) -> None:
+        """Set the master weights to the value; only one worker does it."""
+        if self.master is not None:
+            self.master.copy_(self._stored.flat)
+
+    def apply(self, each: Slice, gradient: Tensor) -> None:
+        """Update a slice, which the caller has locked, with its part of a gradient."""
+        parameter, state = self._parameters[each.index], self.states[each.index]
+        values = self._optimizer.state[parameter]
+        if each.has_state:
+            state.load(values)
+        parameter.grad = self._shaped(gradient.to(parameter.dtype))
+        self._group["params"] = self._alone[each.index]
+        self._optimizer.step()
+        parameter.grad = None
+        state.keep(values)
+        each.has_state = True
+        if self.master is not None:
+            self._stored.flat[each.start : each.end].copy_(self.master[each.start : each.end])
+
+
+def may_keep_state(
+    optimizers: Mapping[Key, KeyOptimizer],
+    before: OptimizerClass | None,
+    chosen: OptimizerClass,
+    plans: Mapping[Key, StatePlan],
+) -> bool:
+    """Return whether an optimizer of other settings may continue with the state of the last one."""
+    is_same = before is not None and before.cls is chosen.cls
+    return is_same and all(optimizers[key].plan.is_like(plan) for key, plan in plans.items())
+
+
+def plain_sum(stored: StoredKey, each: Slice, total: Tensor) -> None:
+    """Replace a slice by a sum: what a push does in a store without an optimizer."""
+    with torch.no_grad():
+        stored.flat[each.start : each.end].copy_(total)

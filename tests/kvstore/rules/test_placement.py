@@ -1,0 +1,57 @@
+"""Placement by bytes: every byte once, servers filled evenly; and slices of 1 MB."""
+
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allstep.kvstore.rules.placement import MIN_PART, Part, imbalance, place
+from allstep.kvstore.rules.slices import SLICE_BYTES, cut
+
+SIZES = st.lists(st.integers(0, 3_000) | st.integers(0, 40_000_000), min_size=1, max_size=60)
+
+
+def parts_by_key(servers: list[list[Part]]) -> dict[object, list[tuple[int, int]]]:
+    found = defaultdict(list)
+    for part in (part for parts in servers for part in parts):
+        found[part.key].append((part.start, part.end))
+    return {key: sorted(ranges) for key, ranges in found.items()}
+
+
+@given(SIZES, st.integers(1, 12))
+def test_every_byte_has_one_server(sizes: list[int], num_servers: int) -> None:
+    servers = place(dict(enumerate(sizes)), num_servers)
+    assert len(servers) == num_servers
+    for key, ranges in parts_by_key(servers).items():
+        ends = [0, *(end for _, end in ranges)]
+        assert [start for start, _ in ranges] == ends[:-1]
+        assert ends[-1] == sizes[key]  # type: ignore[call-overload]
+    assert len(parts_by_key(servers)) == len(sizes)
+
+
+@given(SIZES, st.integers(1, 12))
+def test_no_server_has_much_more_than_the_mean(sizes: list[int], num_servers: int) -> None:
+    total = sum(sizes)
+    if total >= 20 * MIN_PART * num_servers:
+        assert imbalance(place(dict(enumerate(sizes)), num_servers)) < 1.1
+
+
+def test_one_large_layer_is_on_all_servers() -> None:
+    servers = place({"embedding": 100_000_000, "bias": 400, "weight": 40_000}, 3)
+    assert all(any(part.key == "embedding" for part in parts) for parts in servers)
+    assert imbalance(servers) < 1.06
+
+
+def test_all_workers_compute_the_same() -> None:
+    sizes = {number: 1000 * number % 77_777 for number in range(50)}
+    assert place(sizes, 4) == place(dict(sizes), 4)
+    assert imbalance([[], []]) == 1.0
+
+
+@given(st.integers(0, 3_000_000), st.sampled_from([1, 2, 4, 8]))
+def test_slices_cover_a_value(numel: int, itemsize: int) -> None:
+    spans = cut(numel, itemsize)
+    assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])]
+    assert spans[-1][1] == numel
+    assert all((end - start) * itemsize <= SLICE_BYTES for start, end in spans)
+    assert len(spans) == max(1, -(-numel * itemsize // SLICE_BYTES))
