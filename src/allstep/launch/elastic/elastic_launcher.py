@@ -21,7 +21,7 @@ from typing import Any
 
 from allstep.errors import ConfigError
 from allstep.launch import cause
-from allstep.launch.elastic.change_line import change_line
+from allstep.launch.elastic.change_line import change_line, too_few_line
 from allstep.launch.elastic.elastic_run import ElasticRun
 from allstep.launch.elastic.fault_ranks import FaultRanks
 from allstep.launch.elastic.host_agents import HostAgents
@@ -56,6 +56,7 @@ from allstep.launch.roster.actions import (
     StartWorker,
 )
 from allstep.launch.roster.elastic_policy import Policy
+from allstep.launch.roster.elastic_state import Stage
 from allstep.launch.roster.roster_events import Progress, StartFailed
 from allstep.launch.run_events import Exited, LeaveHost, Refused
 from allstep.launch.run_state import RESUBMIT, HostRanks
@@ -84,6 +85,8 @@ class ElasticLauncher(Launcher):
         self._fault_ranks = FaultRanks(self.workers)
         # Requests to leave the current generation in order.
         self._num_changes = 0
+        # The last one of which too few workers were left.
+        self._reported: Plan | None = None
         super().__init__(job)
         self.tickets = self.workers.tickets
         self.output.shown = self.workers.shown
@@ -258,6 +261,7 @@ class ElasticLauncher(Launcher):
                     super()._carry_out([decision])
                 case _:
                     super()._carry_out([decision])
+        self._report_too_few()
 
     def _may_act(self, host: str) -> bool:
         """Return whether a worker of another host may still act: it is connected to the store."""
@@ -376,12 +380,19 @@ class ElasticLauncher(Launcher):
         assert self.store is not None
         self.store.delete_prefix(keys.end_of(action.generation - 1))
         self.store.set(keys.end_of(action.generation), action.reason.encode())
-        left = self.workers.num_left(action.generation)
-        if left < self.policy.min_workers:
-            self.output.notify(
-                f"allstep run: {action.reason}; {left} of at least {self.policy.min_workers}"
-                f" workers are left: waiting up to {self.policy.elastic_timeout:g} s for others"
-            )
+
+    def _report_too_few(self) -> None:
+        """Print once for a generation that too few workers are left, as soon as that is known.
+
+        A survivor may report the loss before the exit of the lost worker is known.
+        """
+        roster = self.run_state.roster
+        if roster.stage is Stage.ENDED and roster.plan != self._reported:
+            assert roster.plan is not None
+            left = self.workers.num_left(roster.plan.generation)
+            if left < self.policy.min_workers:
+                self._reported = roster.plan
+                self.output.notify(too_few_line(roster.reason, left, self.policy))
 
     def _notify_change(self, action: NotifyChange) -> None:
         assert self.store is not None
