@@ -443,6 +443,18 @@ def test_an_operation_that_waits_too_long_is_an_error() -> None:
     ]
 
 
+def test_a_group_that_waits_too_long_is_named_by_what_is_missing() -> None:
+    """The first operation of the group has been requested by all ranks."""
+    clock = Clock()
+    coordinator = Coordinator(2, {0: (0, 1)}, clock=clock)
+    asked(coordinator, 0, ask("x"), ask("y"))
+    asked(coordinator, 1, ask("x"))
+    clock.now = 10.1
+    coordinator.expire(10)
+    ((*_, text, rank),) = coordinator.answers()
+    assert (text, rank) == (b"y: rank 1 did not request it within 10.0 s", b"1")
+
+
 def test_what_was_ready_is_answered_before_the_stop() -> None:
     coordinator = Coordinator(1, {0: (0,)})
     coordinator.take(0, [messages.ASK, ask("x")])

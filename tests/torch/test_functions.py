@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import allstep.torch as hvd
+from allstep.hvd.handles import enqueue_group
+from allstep.torch import functions
 from support.hvd_ranks import in_worlds, run_checks
 from support.ranks import Ranks
 
@@ -25,7 +27,9 @@ OPTIMIZERS = {
 
 @in_worlds
 def test_spreading(ranks: Ranks, hosts: list[str]) -> None:
-    run_checks(ranks, hosts, spread_parameters, spread_objects, spread_optimizers)
+    run_checks(
+        ranks, hosts, spread_parameters, spread_objects, spread_optimizers, spread_in_one_request
+    )
 
 
 def spread_parameters(rank: int, size: int) -> None:
@@ -96,6 +100,39 @@ def spread_optimizers(rank: int, size: int) -> None:
                 hvd.broadcast_optimizer_state(uneven, 0)
         else:
             hvd.broadcast_optimizer_state(uneven, 0)
+
+
+def spread_in_one_request(rank: int, size: int) -> None:
+    """All tensors of a call are one group, under the names of single broadcasts.
+
+    So a rank that requests each tensor by itself, as Horovod does, meets the others.
+    """
+    torch.manual_seed(rank)
+    weights = {name: torch.randn(3) for name in ("a", "b", "c")}
+    torch.manual_seed(0)
+    expected = {name: torch.randn(3) for name in weights}
+    groups: list[int] = []
+
+    def counted(requests: Any) -> int:
+        groups.append(len(requests))
+        return enqueue_group(requests)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "enqueue_group", counted)
+        if rank == 0:
+            handles = [hvd.broadcast_async_(weights[name], 0, name) for name in reversed(weights)]
+            for handle in handles:
+                hvd.synchronize(handle)
+        else:
+            hvd.broadcast_parameters(weights, root_rank=0)
+        assert groups == ([3] if rank else [])
+        torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+        groups.clear()
+        model, optimizer = trained(OPTIMIZERS["momentum"], rank, 1)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert groups == [len([each for each in model.parameters() if each.requires_grad])]
+        hvd.broadcast_parameters({}, root_rank=0)
+        assert len(groups) == 1
 
 
 def trained(make: Any, rank: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -320,8 +320,10 @@ class Coordinator:
     def expire(self, seconds: float) -> None:
         """Stop all engines if an operation has waited for more than `seconds`."""
         now = self._clock()
-        old = next((each for each in self._waiting.values() if now - each.began > seconds), None)
-        if old is not None:
+        late_ones = [each for each in self._waiting.values() if now - each.began > seconds]
+        if late_ones:
+            # In a group, all wait for those that some rank has not requested: name one of these.
+            old = next((each for each in late_ones if self._missing(each)), late_ones[0])
             missing = self._missing(old)
             late = ", ".join(f"rank {rank}" for rank in missing) or "other ranks of its group"
             text = f"{old.key[1]}: {late} did not request it within {seconds:.1f} s"
