@@ -312,7 +312,9 @@ def test_equal_ones_are_fused_over_others_up_to_the_threshold() -> None:
     ]
     assert fused(Coordinator(1, alone, fusion=0), floats) == [["a"], ["b"], ["c"], ["d"], ["e"]]
     broadcasts = [[ask(name, Kind.BROADCAST)] for name in "ab"]
-    assert fused(Coordinator(1, alone), broadcasts) == [["a"], ["b"]]
+    assert fused(Coordinator(1, alone), broadcasts) == [["a", "b"]]
+    roots = [[ask(name, Kind.BROADCAST, root=root)] for root, name in enumerate("ab")]
+    assert fused(Coordinator(1, alone), roots) == [["a"], ["b"]]
     large = [[ask(name, tensor=torch.empty(1 << 19))] for name in "ab"]
     assert fused(Coordinator(1, alone), large) == [["a"], ["b"]]
 

@@ -27,9 +27,8 @@ OPTIMIZERS = {
 
 @in_worlds
 def test_spreading(ranks: Ranks, hosts: list[str]) -> None:
-    run_checks(
-        ranks, hosts, spread_parameters, spread_objects, spread_optimizers, spread_in_one_request
-    )
+    whole = spread_parameters, spread_objects, spread_optimizers
+    run_checks(ranks, hosts, *whole, spread_in_one_request, spread_any_tensors)
 
 
 def spread_parameters(rank: int, size: int) -> None:
@@ -133,6 +132,32 @@ def spread_in_one_request(rank: int, size: int) -> None:
         assert groups == [len([each for each in model.parameters() if each.requires_grad])]
         hvd.broadcast_parameters({}, root_rank=0)
         assert len(groups) == 1
+
+
+def spread_any_tensors(rank: int, size: int) -> None:
+    """Small tensors of one type are sent in one buffer, whatever their layout."""
+    last = size - 1
+    dtypes = torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64
+    made = {
+        f"{dtype} {shape}": torch.full(shape, rank + 1).to(dtype)
+        for dtype in (*dtypes, torch.float8_e4m3fn)
+        for shape in ((), (3,), (0, 2), (2, 3))
+    }
+    made["transposed"] = torch.arange(6.0).view(2, 3).t() + rank
+    layout = made["transposed"].stride()
+    expected = {
+        name: torch.full(each.shape, last + 1).to(each.dtype) for name, each in made.items()
+    }
+    expected["transposed"] = torch.arange(6.0).view(2, 3).t() + last
+    hvd.broadcast_parameters(made, root_rank=last)
+    for name, tensor in made.items():
+        assert torch.equal(tensor.to(torch.complex64), expected[name].to(torch.complex64)), name
+    assert made["transposed"].stride() == layout
+    inputs = [torch.full((2,), rank + float(each)) for each in range(3)]
+    handles = [hvd.broadcast_async(each, last, f"new {n}") for n, each in enumerate(inputs)]
+    found = [hvd.synchronize(handle).tolist() for handle in handles]
+    assert found == [[last + each] * 2 for each in range(3)]
+    assert [each.tolist() for each in inputs] == [[rank + each] * 2 for each in range(3)]
 
 
 def trained(make: Any, rank: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -35,7 +35,7 @@ from allstep.engine.messages import (
 from allstep.engine.mismatch import Verdict, joined_text, judge
 from allstep.engine.request import Key, Kind, RequestSpec, decode
 
-_FUSED = (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER, Kind.ALLGATHER)
+_FUSED = (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.BROADCAST)
 # Bytes. A larger tensor gains nothing from fusion, which would copy it twice.
 _WORTH_FUSING = 1 << 20
 _MAX_VERDICTS = 10_000
@@ -312,6 +312,7 @@ class Coordinator:
             spec.op,
             spec.prescale,
             spec.postscale,
+            spec.root,
             bound,
         )
 
