@@ -42,7 +42,7 @@ class LiveRun:
     ) -> Found:
         """Read the notes until `find` returns something; return that.
 
-        `seconds`: the time limit. `missing`: what the error says then.
+        `seconds`: the time limit. `missing`: what the error reports then.
         """
         limit = time.monotonic() + seconds
         while True:
@@ -63,7 +63,7 @@ def running(
 ) -> Iterator[LiveRun]:
     """Run a command until the block ends.
 
-    In `command`, "FOLDER" stands for the folder of the notes. `env`: further variables.
+    In `command`, "FOLDER" is replaced by the folder of the notes. `env`: further variables.
     """
     with tempfile.TemporaryDirectory(prefix="allstep-bench-") as place:
         folder = Path(place)
