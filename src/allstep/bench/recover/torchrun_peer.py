@@ -5,8 +5,8 @@
 torchrun ends all workers when one is lost, and starts them again: imports, rendezvous, checkpoint.
 
 The agent's store survives a restart (torch 2.13), and with it Gloo's addresses of the workers that
-have ended. A new worker that reads one of them before it is replaced connects to no process. So each
-attempt has keys of its own here.
+have ended. A new worker that reads one of them before it is replaced connects to no process. So
+each attempt has keys of its own here.
 """
 
 import os
