@@ -16,7 +16,7 @@ class BestCheckpoint(WithoutXLA):
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
-        save_weights_only: bool = False,
+        save_weights_only: Any = False,
         mode: str = "auto",
         save_freq: str | int = "epoch",
     ) -> None:
