@@ -9,7 +9,13 @@ import torch
 from torch import nn
 
 import allstep.kvstore
-from allstep.errors import CheckpointError, CollectiveTimeout, PeerLost, UserError
+from allstep.errors import (
+    CheckpointError,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    PeerLost,
+    UserError,
+)
 from allstep.kvstore import KVStore
 from support.ranks import Ranks
 
@@ -237,7 +243,7 @@ def test_a_call_that_one_worker_does_not_make_is_reported(ranks: Ranks) -> None:
     def work() -> str:
         kv = allstep.kvstore.create("dist_sync")
         if kv.rank == 1:
-            time.sleep(4)
+            time.sleep(3)
             return ""
         with pytest.raises(CollectiveTimeout) as caught:
             kv.init(1, torch.zeros(3))
@@ -248,3 +254,17 @@ def test_a_call_that_one_worker_does_not_make_is_reported(ranks: Ranks) -> None:
     expected = "kvstore, init: rank 0 waited "
     assert first.result.startswith(expected), first.output
     assert "allstep: kvstore, init: rank 0 has waited" in first.output
+
+
+def test_different_calls_are_named(ranks: Ranks) -> None:
+    def work() -> None:
+        kv = allstep.kvstore.create("dist_sync")
+        text = "kvstore: rank 0 calls init and rank 1 calls set_optimizer; all workers make these"
+        calls = [
+            lambda: kv.init(1, torch.zeros(3)),
+            lambda: kv.set_optimizer(torch.optim.SGD, lr=0.1),
+        ]
+        with pytest.raises(CollectiveMismatch, match=text):
+            calls[kv.rank]()
+
+    ranks(2, work)

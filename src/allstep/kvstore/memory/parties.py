@@ -8,8 +8,9 @@ no other worker's operations. Each worker has a line of shared memory, which onl
 A worker is lost if its process has ended or if it has closed its store.
 """
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch._C._distributed_c10d import PrefixStore
@@ -18,7 +19,7 @@ from allstep.comm.group.init import session
 from allstep.comm.group.joined import Joined
 from allstep.comm.join.launcher_store import collect, reason_of_end
 from allstep.comm.memory.kept import Sizes, new_memory
-from allstep.errors import CommError, PeerLost, UserError
+from allstep.errors import CollectiveMismatch, CommError, PeerLost, UserError
 from allstep.kvstore.memory.bounded_wait import BoundedWait
 from allstep.limits import MAX_SECONDS, read_limits
 from allstep.process.futex import address_of, new_fence, wake
@@ -58,11 +59,11 @@ class Parties:
     def collect(self, what: str, text: str) -> list[str]:
         """Return the text that each worker passes, by rank. All workers call this together."""
         self._used += 1
-        place, joined = f"{self._used} {what}", self._here()
-        store = PrefixStore(place, self._store)
+        joined, store = self._here(), PrefixStore(f"{self._used} call", self._store)
         check = self._with_limits(what, joined.check_for(f"kvstore, {what}", store, "of"))
+        own = json.dumps([what, text])
         try:
-            return collect(store, "of", self.rank, self.size, text, _ANY, check)
+            found = collect(store, "of", self.rank, self.size, own, _ANY, check)
         except CommError:
             raise
         except RuntimeError as error:
@@ -70,6 +71,19 @@ class Parties:
                 f"kvstore, {what}: the store of the ranks cannot be used any more: {error}",
                 rank=self.rank,
             ) from error
+        return self._of_one_call([json.loads(each) for each in found])
+
+    def _of_one_call(self, found: Sequence[tuple[str, str]]) -> list[str]:
+        """Return the texts of all workers; raise CollectiveMismatch if their calls differ."""
+        calls = [call for call, _ in found]
+        other = next((rank for rank, call in enumerate(calls) if call != calls[0]), None)
+        if other is not None:
+            raise CollectiveMismatch(
+                f"kvstore: rank 0 calls {calls[0]} and rank {other} calls {calls[other]}; all"
+                " workers make these calls in the same order",
+                rank=self.rank,
+            )
+        return [text for _, text in found]
 
     def _with_limits(self, what: str, check: Callable[[], None]) -> Callable[[], None]:
         """Return `check` with a report of stalls and a time limit, for a wait in the store."""
