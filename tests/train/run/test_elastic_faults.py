@@ -1,5 +1,5 @@
-"""Each kind of fault in each phase of an elastic run of `allstep train`: no sample is lost, no
-process hangs, and none is left.
+"""Each kind of fault in each phase of an elastic run: of `allstep train`, and of a script with
+`hvd.elastic`. No sample is lost, no process hangs, and none is left.
 
 One run has the faults of one kind, one for each phase:
 
@@ -12,6 +12,7 @@ Rank 4 has none: on a slow machine the others may be lost before the first worke
 was cut off or stopped stays alive, so there another one is killed for a worker to join.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,9 @@ from support import counted_train
 from support.allstep_command import processes_with
 from support.counted_samples import assert_each_counts_once, counted_steps, links_of
 from support.elastic_training import (
+    ALLSTEP,
     OVERRIDES,
+    LastStep,
     assert_same_checkpoint,
     command,
     last_checkpoint,
@@ -94,3 +97,69 @@ def test_training(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     parts = links_of(steps, run)
     long_chain(ranks, [*OVERRIDES, epochs], tmp_path / "reference", parts, timeout=200)
     assert_same_checkpoint(run, tmp_path / "reference")
+
+
+# The gradient of step n is n on every rank, so the weight after n steps is an exact sum.
+SCRIPT = """
+import sys, time
+from pathlib import Path
+
+import torch
+import allstep.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(1, 1, bias=False).double()
+torch.nn.init.zeros_(model.weight)
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=model.named_parameters()
+)
+state = hvd.elastic.TorchState(model, optimizer, steps=0)
+
+
+@hvd.elastic.run
+def train(state):
+    while not hvd.broadcast_object(Path(sys.argv[1]).exists(), root_rank=0):
+        time.sleep(0.05)
+        optimizer.zero_grad()
+        model(torch.full((1, 1), state.steps + 1.0, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        state.steps += 1
+        state.commit()
+        if hvd.rank() == 0:
+            print("step", state.steps, hvd.size(), flush=True)
+
+
+train(state)
+assert model.weight.item() == -state.steps * (state.steps + 1) / 2, (model.weight, state.steps)
+print("exact after", state.steps, "steps", flush=True)
+hvd.shutdown()
+"""
+
+
+def last_of_script(output: Path) -> LastStep:
+    """Return number and size of the last step that rank 0 has printed."""
+    found = re.findall(r"\] step (\d+) (\d+)$", output.read_text(), re.MULTILINE)
+    return LastStep(*map(int, found[-1])) if found else LastStep()
+
+
+@pytest.mark.skipif(not SOAK, reason="only in make soak")
+@pytest.mark.parametrize("kind", ["kill", "cut", "exit:3", "raise", "stop:0.5", "hang"])
+@pytest.mark.soak(1)
+def test_script(tmp_path: Path, kind: str) -> None:
+    script, output, end = tmp_path / "train.py", tmp_path / "output", tmp_path / "end"
+    script.write_text(SCRIPT)
+    launch = [*ALLSTEP, "run", "-np", "5", "--min-np", "1", *options(kind)]
+    with started([*launch, sys.executable, str(script), str(end)], output, ENVIRONMENT) as run:
+        wait_for_faults(run, output, kind)
+        before = last_of_script(output).samples
+
+        def is_whole() -> bool:
+            assert run.poll() is None, output.read_text()
+            step = last_of_script(output)
+            return step.size == 5 and step.samples > before + 2
+
+        wait_until(is_whole, 240, "a step of 5 workers after the faults")
+        end.touch()
+        assert run.wait(120) == 0, output.read_text()
+    assert output.read_text().count("exact after") == 5, output.read_text()
+    assert_nothing_left(tmp_path)
