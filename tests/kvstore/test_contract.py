@@ -3,19 +3,21 @@
 The reference is MXNet's documentation, and for updates torch's own optimizer on one tensor.
 """
 
+import os
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import allstep
 import allstep.kvstore
 from allstep.errors import UserError
 from support.ranks import Ranks
 
 WORKERS = pytest.mark.parametrize("num_workers", [1, 2, 3])
-LARGE = (3, 200_000)
-"""Two slices and a part of a third."""
+LARGE = (3, 100_000)
+"""A slice and a part of a second."""
 
 
 def pulled(kv: allstep.kvstore.KVStore, key: Any, shape: tuple[int, ...] = (2, 3)) -> Tensor:
@@ -237,3 +239,41 @@ def test_half_precision_keeps_master_weights(ranks: Ranks) -> None:
     expected = torch.tensor(1 - 100 * 1e-3).to(torch.bfloat16).item()
     for name in ("dist_sync", "dist_async"):
         assert ranks(2, work, name) == [[expected] * 4] * 2
+
+
+def test_a_forked_child_does_not_close_the_store(ranks: Ranks) -> None:
+    """As a worker process of a DataLoader, which drops its copy of everything at its end."""
+
+    def work() -> float:
+        kv = allstep.kvstore.create("dist_sync")
+        kv.init(1, torch.zeros(4))
+        if kv.rank == 0:
+            child = os.fork()
+            if child == 0:
+                kv.close()
+                os._exit(0)
+            os.waitpid(child, 0)
+        kv.barrier()
+        kv.push(1, torch.ones(4))
+        return the_number(pulled(kv, 1, (4,)))
+
+    assert ranks(2, work) == [2.0, 2.0]
+
+
+def test_a_store_ends_with_the_world_in_which_it_was_made(ranks: Ranks) -> None:
+    def work() -> list[float]:
+        found = []
+        for _ in range(2):
+            world = allstep.init()
+            kv = allstep.kvstore.create("dist_sync")
+            assert (kv.rank, kv.num_workers) == (world.rank, world.size)
+            kv.init(1, torch.zeros(4))
+            kv.push(1, torch.ones(4))
+            found.append(the_number(pulled(kv, 1, (4,))))
+            kv.barrier()
+            allstep.shutdown()
+            with pytest.raises(UserError, match="this kvstore is closed"):
+                kv.barrier()
+        return found
+
+    assert ranks(2, work) == [[2.0, 2.0]] * 2

@@ -14,8 +14,8 @@ from allstep.kvstore.modes.each_push import BoundedAge
 from allstep.optim import LAMB
 from support.ranks import Ranks
 
-LARGE = 600_000
-"""Three slices."""
+LARGE = 300_000
+"""Two slices."""
 
 
 def values_of(kv: allstep.kvstore.KVStore) -> Any:
@@ -40,7 +40,7 @@ def test_a_pull_is_between_two_updates(ranks: Ranks) -> None:
             assert versions == {15 * kv.num_workers}
             return len(values_of(kv).keys["w"].slices)
 
-    assert ranks(3, work) == [3] * 3
+    assert ranks(3, work) == [2] * 3
 
 
 def test_state_belongs_to_the_key_not_to_the_worker(ranks: Ranks) -> None:
@@ -58,7 +58,7 @@ def test_state_belongs_to_the_key_not_to_the_worker(ranks: Ranks) -> None:
             kv.pull("w", out=out)
             return out.unique().tolist(), len(values_of(kv).keys["w"].slices)
 
-    for cls, num_slices in ((torch.optim.AdamW, 3), (LAMB, 1)):
+    for cls, num_slices in ((torch.optim.AdamW, 2), (LAMB, 1)):
         parameter = torch.nn.Parameter(torch.ones(LARGE))
         optimizer = cls([parameter], lr=0.01)
         for turn in range(6):
@@ -140,12 +140,12 @@ def test_a_lost_worker_does_not_stop_the_others(ranks: Ranks, name: str) -> None
             kv.pushpull("w", -torch.ones(4), out=out)
             gap = max(gap, time.monotonic() - began)
         kv.barrier()
+        kv.pull("w", out=out)
         return gap, int(out[0])
 
     first, dead, last = ranks.outcomes(3, work)
     assert (first.exit_code, dead.exit_code, last.exit_code) == (0, -9, 0), first.output
-    # The last pull of a worker may be before the last push of the other.
-    assert max(first.result[1], last.result[1]) == 203
+    assert first.result[1] == last.result[1] == 203
     assert max(first.result[0], last.result[0]) < 5
 
 

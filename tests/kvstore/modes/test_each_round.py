@@ -16,7 +16,7 @@ from allstep.optim import LARS
 from support.ranks import Ranks
 
 STEPS = 4
-SHAPES = {"large": (3, 200_000), "matrix": (7, 5), "bias": (11,)}
+SHAPES = {"large": (3, 100_000), "matrix": (7, 5), "bias": (11,)}
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.01}),
     "adamw": (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True}),
