@@ -55,6 +55,9 @@ CHECKS = [
     "xla_is_refused_on_tensorflow",
     "another_compile_is_left_alone",
 ]
+# Many checks in one process of each rank: slow on a busy machine.
+pytestmark = pytest.mark.timeout(500)
+
 ALONE = [
     "momentum_matches",
     "apply_reduces",
@@ -80,7 +83,7 @@ def settings(backend: str) -> dict[str, str]:
 @pytest.mark.usefixtures("peers")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_workers(ranks: Ranks, tmp_path: Path, backend: str) -> None:
-    ranks(2, keras_checks.run, CHECKS, tmp_path, ALONE, env=settings(backend), timeout=150)
+    ranks(2, keras_checks.run, CHECKS, tmp_path, ALONE, env=settings(backend), timeout=300)
     # What they have saved loads without allstep.
     files = [tmp_path / f"{backend}-0.keras", tmp_path / f"{backend}-mixed-0.keras"]
     done = subprocess.run(
@@ -102,7 +105,7 @@ def test_two_workers(ranks: Ranks, tmp_path: Path, backend: str) -> None:
 def test_three_workers(ranks: Ranks, tmp_path: Path, backend: str) -> None:
     checks = ["momentum_matches", "uneven_batches_match", "apply_reduces"]
     checks += ["local_variables_stay_local"]
-    ranks(3, keras_checks.run, checks, tmp_path, env=settings(backend), timeout=150)
+    ranks(3, keras_checks.run, checks, tmp_path, env=settings(backend), timeout=300)
 
 
 @pytest.mark.usefixtures("peers")
