@@ -23,6 +23,7 @@ def loaded() -> ModuleType:
     return module
 
 
+@pytest.mark.soak(1)
 @pytest.mark.timeout(500)
 def test_a_killed_worker_and_a_cut_link(two_hosts: SshHosts) -> None:
     """The cut, which is most of the time, in `make soak` only."""

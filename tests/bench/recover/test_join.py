@@ -12,7 +12,6 @@ from allstep.bench.recover.notes import Note
 from allstep.bench.recover.result import RecoverResult
 from conftest import SOAK
 
-
 # Three generations of workers that import torch: half a minute.
 if SOAK:
 
