@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from support.costs import Costs
-from support.hosts import two_hosts
+from support.hosts import three_hosts, two_hosts
 from support.ranks import rank_server, ranks
 from support.slurm import slurm, slurm_two_nodes
 
-__all__ = ["rank_server", "ranks", "slurm", "slurm_two_nodes", "two_hosts"]
+__all__ = ["rank_server", "ranks", "slurm", "slurm_two_nodes", "three_hosts", "two_hosts"]
 
 # A shell that starts us in the background has SIGINT ignored, and whoever we start would inherit
 # that: tests of Ctrl-C could not end.

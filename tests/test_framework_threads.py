@@ -130,6 +130,75 @@ def test_init_keeps_what_the_user_set(environment: pytest.MonkeyPatch) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("mine", "launchers", "quota", "share"),
+    [
+        (8, 8, None, 2),
+        (2, 8, None, 2),
+        (4, 8, None, 2),
+        (1, 8, None, 1),
+        (8, 2, None, 2),
+        (2, 2, None, 1),
+        (16, 16, 8.0, 2),
+        (8, None, None, 2),
+    ],
+    ids=["not bound", "bound", "to a socket", "to a core", "odd", "few", "quota", "no parent"],
+)
+def test_the_share_of_four_workers_before_they_know_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+    mine: int,
+    launchers: int | None,
+    quota: float | None,
+    share: int,
+) -> None:
+    def mask(pid: int) -> range:
+        if pid == 0:
+            return range(mine)
+        if launchers is None:
+            raise ProcessLookupError(pid)
+        assert pid == os.getppid()
+        return range(launchers)
+
+    monkeypatch.setattr(os, "sched_getaffinity", mask)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
+    assert machine.estimated_share(4) == share
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (OPEN_MPI, {"OMP_NUM_THREADS": "2", "ALLSTEP_THREADS": "2"}),
+        (OPEN_MPI | {"OMP_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "3"}),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, {}),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "9"}, {}),
+        ({"ALLSTEP_LAUNCHER": "none"}, {}),
+    ],
+    ids=["two workers", "the user's", "alone on its host", "contradiction", "alone"],
+)
+def test_before_mxnet_only_openmp_is_limited(
+    environment: pytest.MonkeyPatch, env: dict[str, str], expected: dict[str, str]
+) -> None:
+    environment.setattr(machine, "estimated_share", lambda num_workers: 4 // num_workers)
+    for name, value in env.items():
+        environment.setenv(name, value)
+    framework_threads.take_openmp()
+    assert present() == expected
+    # What was set before `init` is restored, too.
+    framework_threads.take(3, speaks=False)
+    user = "OMP_NUM_THREADS" in env
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    framework_threads.give_back()
+    assert present() == ({"OMP_NUM_THREADS": "3"} if user else {})
+
+
 class Threading:
     """`tensorflow.config.threading`: it accepts a number until the first operation has run."""
 

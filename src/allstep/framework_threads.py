@@ -1,9 +1,13 @@
 """The worker's share of cores for TensorFlow, XLA and MXNet.
 
 TensorFlow and XLA use all cores of the machine in every worker unless a variable limits them; each
-reads its variable when it runs the first operation, MXNet when it is imported. `allstep run` sets
-the variables before the worker starts. Under mpirun, srun and torchrun `hvd.init()` sets them, in
-time for a framework that has run nothing yet.
+reads its variable when it runs the first operation. `allstep run` sets the variables before the
+worker starts. Under mpirun, srun and torchrun `hvd.init()` sets them, in time for a framework that
+has run nothing yet.
+
+MXNet is another case: OpenMP reads OMP_NUM_THREADS when its library is loaded, which MXNet and
+torch share. So `take_openmp` sets this one just before MXNet is imported, to an estimate: `init`
+asks all workers for their cores, but comes later.
 
 | variable | what it limits |
 |---|---|
@@ -27,6 +31,8 @@ from collections.abc import Mapping
 
 from allstep import machine
 from allstep.console.escape import print_notice
+from allstep.errors import WorldError
+from allstep.world import World
 
 _MARK = "ALLSTEP_FRAMEWORK_THREADS"
 _TENSORFLOW = "TF_NUM_INTRAOP_THREADS"
@@ -34,7 +40,7 @@ _XLA_POOLS = "PJRT_NPROC"
 _XLA_FLAGS = "XLA_FLAGS"
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
-# Variables that `take` changed: the value before (None: not set), and the value of `take`.
+# Variables that `take` and `take_openmp` changed: the value before (None: not set), and ours.
 _changed: dict[str, tuple[str | None, str]] = {}
 
 
@@ -77,13 +83,35 @@ def take(share: int, speaks: bool) -> None:
             f" share of {share}: call hvd.init() before the first operation of TensorFlow, or set"
             f" {_TENSORFLOW}={share}"
         )
-    chosen = _openmp(os.environ, share) | variables(os.environ, share)
-    _changed.update({name: (os.environ.get(name), value) for name, value in chosen.items()})
+    _set(_openmp(os.environ, share) | variables(os.environ, share))
+
+
+def take_openmp() -> None:
+    """Set OMP_NUM_THREADS of this process to its estimated share of the cores of its host.
+
+    For MXNet, before it is imported. A no-op if the variable is set, for a single worker, and where
+    the launcher's variables contradict each other, which `init` reports.
+    """
+    if os.environ.get("OMP_NUM_THREADS"):
+        return
+    try:
+        num_workers = World.detect().local_size
+    except WorldError:
+        return
+    if num_workers > 1:
+        _set(machine.threads_by_allstep(machine.estimated_share(num_workers)))
+
+
+def _set(chosen: Mapping[str, str]) -> None:
+    """Set variables of this process; remember the values before the first change."""
+    for name, value in chosen.items():
+        before, _ = _changed.get(name, (os.environ.get(name), value))
+        _changed[name] = before, value
     os.environ.update(chosen)
 
 
 def give_back() -> None:
-    """Restore the variables that `take` changed, for processes that are started later.
+    """Restore the variables that were changed here, for processes that are started later.
 
     A variable that the script has changed since then stays.
     """

@@ -113,6 +113,23 @@ def fair_share(
     return max(1, int(share))
 
 
+def estimated_share(num_workers: int) -> int:
+    """Return the number of threads for a worker that does not know the masks of the others.
+
+    num_workers: workers of this host. The launcher, which is the parent of this process, may use
+    the cores of all of them: a worker that it has bound to some cores gets these, up to an equal
+    part of the launcher's cores. See `fair_share` for the exact number.
+    """
+    mine = allowed_cores()
+    try:
+        together = len(os.sched_getaffinity(os.getppid()))
+    # The launcher has ended, or may not be looked at.
+    except OSError:
+        together = mine
+    equal = min(max(mine, together), int(cpu_quota() or 1 << 20)) // num_workers
+    return max(1, min(mine, equal))
+
+
 def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str] | None:
     """Return the instruction-set flags that all cores have; None if the kernel lists none.
 

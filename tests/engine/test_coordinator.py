@@ -312,7 +312,9 @@ def test_equal_ones_are_fused_over_others_up_to_the_threshold() -> None:
     ]
     assert fused(Coordinator(1, alone, fusion=0), floats) == [["a"], ["b"], ["c"], ["d"], ["e"]]
     broadcasts = [[ask(name, Kind.BROADCAST)] for name in "ab"]
-    assert fused(Coordinator(1, alone), broadcasts) == [["a"], ["b"]]
+    assert fused(Coordinator(1, alone), broadcasts) == [["a", "b"]]
+    roots = [[ask(name, Kind.BROADCAST, root=root)] for root, name in enumerate("ab")]
+    assert fused(Coordinator(1, alone), roots) == [["a"], ["b"]]
     large = [[ask(name, tensor=torch.empty(1 << 19))] for name in "ab"]
     assert fused(Coordinator(1, alone), large) == [["a"], ["b"]]
 
@@ -441,6 +443,18 @@ def test_an_operation_that_waits_too_long_is_an_error() -> None:
             b"0",
         ]
     ]
+
+
+def test_a_group_that_waits_too_long_is_named_by_what_is_missing() -> None:
+    """The first operation of the group has been requested by all ranks."""
+    clock = Clock()
+    coordinator = Coordinator(2, {0: (0, 1)}, clock=clock)
+    asked(coordinator, 0, ask("x"), ask("y"))
+    asked(coordinator, 1, ask("x"))
+    clock.now = 10.1
+    coordinator.expire(10)
+    ((*_, text, rank),) = coordinator.answers()
+    assert (text, rank) == (b"y: rank 1 did not request it within 10.0 s", b"1")
 
 
 def test_what_was_ready_is_answered_before_the_stop() -> None:

@@ -66,6 +66,18 @@ def test_a_listener_gets_the_faults_of_other_ranks_once(store: wire.Server) -> N
     assert seen == [before, own, after]
 
 
+def test_a_worker_gets_the_faults_of_a_dead_one_with_its_rank(store: wire.Server) -> None:
+    """In an elastic run, where a replacement takes over a rank."""
+    dead, mine = Reports(0), Reports(0)
+    seen: list[Occurred] = []
+    first, own = (Occurred(f"kill@step={n}", 0, "text") for n in (1, 2))
+    dead.send(first)
+    mine.listen(seen.append)
+    mine.send(own)
+    mine.poll(now=True)
+    assert seen == [own, first]
+
+
 def test_a_store_that_is_lost_delays_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLSTEP_STORE", "127.0.0.1:1")
     monkeypatch.setenv("ALLSTEP_TOKEN", wire.new_token())

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,13 +91,14 @@ def under(*command: object, cwd: Path | None = None) -> list[str]:
     return done.stdout.splitlines()
 
 
-def launched(other: Launcher) -> pytest.MarkDecorator:
+def launched(other: Launcher) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """By allstep and by one other launcher; in the soak by all.
 
     Each start of ranks takes seconds.
     """
     launchers = [Allstep(), Mpirun(), Torchrun()] if SOAK else [Allstep(), other]
-    return pytest.mark.parametrize("run", launchers, ids=lambda each: type(each).__name__.lower())
+    by_all = pytest.mark.parametrize("run", launchers, ids=lambda each: type(each).__name__.lower())
+    return lambda function: pytest.mark.soak(1)(by_all(function))
 
 
 def matches(lines: list[str], pattern: str) -> list[tuple[str, ...]]:

@@ -121,14 +121,20 @@ def check_broadcast_without_input() -> None:
 
 def check_local_variables() -> None:
     import allstep.keras as hvd
+    from allstep.hvd.place import rank
 
     model = classifier()
-    local = model.layers[0].variables
-    before = recorder("on_train_begin", variables_of)
-    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=local)
-    fit(model, [callback, before])
-    weights = before.found[0]
-    assert not all_equal(weights[:1]) and all_equal(weights[2:]) and len(weights) == 10
+    kernel, bias = model.layers[0].variables
+    bias.assign(bias + rank())
+    for given, later in (([kernel, bias], []), (kernel, [bias])):
+        before = recorder("on_train_begin", variables_of)
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=given)
+        for each in later:
+            callback.register_local_var(each)
+        fit(model, [callback, before])
+        weights = before.found[0]
+        assert not all_equal(weights[:1]) and not all_equal(weights[1:2])
+        assert all_equal(weights[2:]) and len(weights) == 10
 
 
 def check_values() -> None:
@@ -360,6 +366,10 @@ def check_best_model_checkpoint() -> None:
     import allstep.keras as hvd
     from allstep.hvd.place import rank
 
+    assert hvd.callbacks.BestModelCheckpoint("loss", 0, True).save_weights_only
+    mode: Any = "min"
+    with pytest.raises(ValueError, match=r"save_weights_only='min': .* write mode='min'"):
+        hvd.callbacks.BestModelCheckpoint("loss", 0, mode)
     checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss")
     assert checkpoint.filepath is None and checkpoint.save_best_only
     with pytest.raises(ValueError, match=r"checkpoint\.filepath = "):

@@ -19,18 +19,22 @@ CHECKS = [
     "workers_match_one",
     "passes_and_compression",
     "apply_reduces",
+    "gradient_may_be_a_variable",
+    "rows_and_passes",
     "computed_gradients_are_reduced",
     "ended_variables_are_forgotten",
     "local_variables_stay_local",
     "tape_is_reduced_once",
     "infinities_are_skipped_together",
     "begins_alike",
+    "differences_raise_on_all_ranks",
     "elastic_state",
     "errors_before_a_fit_are_forgotten",
     "saved_models_are_plain",
     "wrong_arguments",
     "names_and_signatures",
     *keras2_checks.EXACT,
+    *keras2_checks.MIXED,
     "graph_matches_one",
 ]
 SETTINGS = {
@@ -70,6 +74,20 @@ def test_three_workers_of_which_one_is_lost_inside_fit(ranks: Ranks) -> None:
 
 def test_a_graph_in_a_session(ranks: Ranks) -> None:
     ranks(2, keras2_checks.graph_mode, env=SETTINGS, timeout=150)
+
+
+def test_without_tf_keras_the_package_is_named() -> None:
+    code = "import sys; sys.modules['tf_keras'] = None; import allstep.keras2"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stderr.rstrip().endswith(
+        "ImportError: allstep.keras2 needs Keras 2: pip install tensorflow tf-keras"
+    )
 
 
 def test_another_backend_is_refused() -> None:

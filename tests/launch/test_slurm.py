@@ -155,7 +155,7 @@ def has_checkpoint(folder: Path, run: str) -> bool:
 
 
 def test_the_scripts_are_those_of_the_page() -> None:
-    assert set(SCRIPTS) == {"fixed", "elastic", "one-node", "plain-srun"}
+    assert set(SCRIPTS) == {"fixed", "elastic", "elastic-script", "one-node", "plain-srun"}
     assert all("scontrol" not in script for script in SCRIPTS.values())
 
 
@@ -202,7 +202,7 @@ def test_a_requeued_job_resumes_and_is_requeued_no_more_than_asked(
 
 @pytest.mark.timeout(300)
 def test_a_signal_to_one_node_makes_it_leave_and_nothing_is_lost(submit) -> None:
-    job = submit("elastic")
+    job = submit("elastic-script")
     job.wait_for("stepping", 2)
     job.signal_step("USR1", "node2")
     assert job.ended() == 0
@@ -216,13 +216,35 @@ def test_a_signal_to_one_node_makes_it_leave_and_nothing_is_lost(submit) -> None
 @pytest.mark.timeout(300)
 def test_a_lost_node_is_one_lost_host(submit) -> None:
     """Its job step is killed, as with the node; later a signal to all that is left stops the run."""
-    job = submit("elastic", SAVES="1")
+    job = submit("elastic-script", SAVES="1")
     job.wait_for("stepping", 2)
     job.signal_step("KILL", "node2")
     job.wait_for("alone")
     assert "allstep run: lost host node2: the connection to it ended" in job.text()
     job.control("scancel", "-s", "USR1", job.number)
     assert job.ended() == 75
+
+
+@pytest.mark.timeout(300)
+def test_an_elastic_run_continues_without_a_node_and_is_requeued_by_what_is_left(
+    submit, tmp_path: Path
+) -> None:
+    """The node of rank 1 is lost; then a signal to all that is left saves and requeues, once."""
+    job = submit("elastic")
+    job.wait(lambda: has_checkpoint(tmp_path, "elastic"))
+    job.signal_step("KILL", "node2")
+    job.wait_for("1 worker continues from sample ")
+    job.control("scancel", "-s", "USR1", job.number)
+    job.wait(lambda: job.field("Restarts") == "1")
+    text = job.text()
+    lost = (
+        r"note: lost host node2: the connection to it ended.*; 1 worker lost \(rank 1 on node2\);"
+    )
+    assert re.search(lost, text), text
+    assert text.count("note: stopped and saved after") == 1
+    # Slurm may end the job before the line about it is printed.
+    assert text.count("requeued Slurm job") <= 1 and "not requeued" not in text
+    assert "1 worker lost, 0 joined, " in text
 
 
 @pytest.mark.timeout(300)

@@ -160,6 +160,7 @@ def test_only_named_variables_reach_other_hosts(two_hosts: Hosts, script, tmp_pa
 DIGITS = ["allstep", "train", "digits", "epochs=2", "precision=float32"]
 
 
+@pytest.mark.soak(1)
 def test_training_across_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
     """Workers on two hosts train the model that one worker here trains."""
     size = 4 if SOAK else 2

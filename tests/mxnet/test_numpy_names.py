@@ -21,11 +21,17 @@ spec.loader.exec_module(numpy_names)
 """
 
 
-def python(code: str, *, path: Path | None = None, options: tuple[str, ...] = ()) -> str:
+def python(
+    code: str,
+    *,
+    path: Path | None = None,
+    options: tuple[str, ...] = (),
+    settings: dict[str, str] | None = None,
+) -> str:
     """Run code in a new interpreter that must succeed; return its output."""
-    env = clean_environment()
+    env = clean_environment() | (settings or {})
     if path is not None:
-        env["PYTHONPATH"] = os.fspath(path)
+        env["PYTHONPATH"] = os.pathsep.join([os.fspath(path), os.fspath(NAMES_FILE.parents[2])])
     done = subprocess.run(
         [sys.executable, *options, "-c", code], env=env, capture_output=True, text=True, timeout=150
     )
@@ -153,6 +159,27 @@ except ImportError as error:
     )
     text = python(code, path=tmp_path)
     assert all(part in text for part in expected), text
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("threads", ["", "7"])
+def test_mxnet_finds_the_share_of_cores(tmp_path: Path, threads: str) -> None:
+    """Under mpirun, before `hvd.init()`, and before torch, which shares MXNet's OpenMP library."""
+    (tmp_path / "mxnet").mkdir()
+    (tmp_path / "mxnet" / "__init__.py").write_text(
+        "import os, sys; print(os.environ.get('OMP_NUM_THREADS'), 'torch' in sys.modules); sys.exit()"
+    )
+    place = {"RANK": 0, "SIZE": 9999, "LOCAL_RANK": 0, "LOCAL_SIZE": 9999}
+    by_mpirun = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in place.items()}
+    expected = f"{threads or 1} False"
+    found = {
+        python(code, path=tmp_path, settings={**by_mpirun, "OMP_NUM_THREADS": threads})
+        for code in (
+            BY_PATH + "numpy_names.install()\nimport mxnet",
+            "import allstep.mxnet",
+        )
+    }
+    assert {text.strip() for text in found} == {expected}
 
 
 @pytest.mark.usefixtures("processes")

@@ -34,6 +34,7 @@ from allstep.report.series import (
     world_changes,
 )
 from allstep.report.split import lateness_over_seconds, split
+from allstep.report.worlds import longest
 from allstep.runlog import RunRecord
 from support.synthetic_runs import BEGAN, SIZE, lines, record
 
@@ -102,6 +103,26 @@ def test_after_a_resume_with_more_workers_their_times_count() -> None:
     )
     found = split(made)
     assert found is not None and len(found.ranks) == 4
+
+
+def test_the_times_of_ranks_are_those_of_the_longest_world() -> None:
+    """The curve of the slowest worker has all worlds, each without its first line."""
+    change = {"kind": "event", "text": "lost rank 2", "gap": 0.1, "hosts": ["h0", "h0"]}
+
+    def extra(line: int) -> dict[str, list[float]]:
+        compute = [0.2, 0.2, 0.5] if line < 30 else [0.1, 0.3]
+        rest = {phase: [0.0] * len(compute) for phase in ("input", "wait", "update")}
+        return {"compute": compute, **rest}
+
+    made = lines(workers=3, extra=extra)
+    number = next(i for i, line in enumerate(made) if len(line.get("compute", [])) == 2)
+    change["time"] = made[number]["time"] - 0.01
+    whole = record([*made[:number], change, *made[number:]])
+    found = split(whole)
+    assert found is not None and found.own(1) == pytest.approx(49 * 0.3)
+    assert longest(whole).hosts == ("h0", "h0") and len(longest(whole).lines) == 50
+    late = lateness_over_seconds(whole).y
+    assert late == pytest.approx([0.5 / 0.3] * 29 + [0.3 / 0.2] * 49)
 
 
 @given(st.lists(FINITE, min_size=1, max_size=2000), st.integers(2, 300))

@@ -11,7 +11,7 @@ name is 127.0.1.1: what works here does not lean on host names. The addresses ar
 for tests (RFC 2544), which no real network uses. Nothing outside /tmp is written, and nothing
 survives the test run, not even one killed with -9 (see `support.supervisor`).
 
-`two_hosts` gives two of them. `ssh -F two_hosts.ssh_config h1` works from this machine and from
+`two_hosts` gives two of them, `three_hosts` three others. `ssh -F two_hosts.ssh_config h1` works from this machine and from
 within the hosts.
 """
 
@@ -290,8 +290,18 @@ def _run(*command: str) -> None:
 @pytest.fixture(scope="session")
 def two_hosts(namespaces: None) -> Iterator[SshHosts]:
     """Hosts h1 and h2 with an sshd each."""
+    yield from _hosts("h1", "h2")
+
+
+@pytest.fixture(scope="module")
+def three_hosts(namespaces: None) -> Iterator[SshHosts]:
+    """Hosts h1, h2 and h3 with an sshd each, on a switch of their own."""
+    yield from _hosts("h1", "h2", "h3")
+
+
+def _hosts(*names: str) -> Iterator[SshHosts]:
     if reason := why_not("ssh", "sshd", "ssh-keygen"):
         pytest.skip(reason)
-    hosts = SshHosts(["h1", "h2"])
+    hosts = SshHosts(names)
     yield hosts
     hosts.close()

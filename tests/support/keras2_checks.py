@@ -7,6 +7,7 @@ with whole batches, in the same process, in float64.
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import keras2_exact
+from support import keras2_exact, keras2_mixed
 from support import keras_cases as cases
+from support.alone import world_of_one
 from support.keras_checks import assert_equal
 from support.keras_surface import check_surface
 
@@ -28,6 +30,7 @@ EXACT = {
         keras2_exact.wrong_samples,
     )
 }
+MIXED = {each.__name__: each for each in (keras2_mixed.mixed_precision_with_callbacks,)}
 
 
 def run(checks: list[str], folder: Path) -> None:
@@ -40,11 +43,13 @@ def run(checks: list[str], folder: Path) -> None:
     hvd.init()
     for name in checks:
         started = time.monotonic()
-        check = EXACT.get(name) or globals()[name]
+        check = (EXACT | MIXED).get(name) or globals()[name]
         check(hvd, tf, folder)
         print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
     assert "keras" not in sys.modules, "Keras 3 was imported"
     hvd.shutdown()
+    with world_of_one(hvd):
+        one_worker(hvd, tf, folder)
 
 
 def kinds(tf: Any) -> tuple[Any, Any]:
@@ -146,7 +151,7 @@ def _refused_in_a_graph(hvd: Any, tf: Any) -> None:
     optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.05))
     made.compile(optimizer, "mse")
 
-    def fail(arrays: Any) -> Any:
+    def fail(arrays: Any, name: Any) -> Any:
         raise hvd.HorovodInternalError("of this test")
 
     made.train_on_batch(x, y)
@@ -155,7 +160,37 @@ def _refused_in_a_graph(hvd: Any, tf: Any) -> None:
         made.train_on_batch(x, y)
 
 
+def one_worker(hvd: Any, tf: Any, folder: Path) -> None:
+    """A world of one worker: the weights are those of the plain optimizer."""
+    for known in kinds(tf):
+        _, expected = train(tf, known.SGD(0.05, momentum=0.9), 0, 1)
+        callbacks = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+        ]
+        made = hvd.DistributedOptimizer(known.SGD(0.05, momentum=0.9))
+        _, found = train(tf, made, 0, 1, callbacks=callbacks)
+        assert_equal(found, expected)
+    gradient_may_be_a_variable(hvd, tf, folder)
+
+
 # Applying gradients directly
+
+
+def gradient_may_be_a_variable(hvd: Any, tf: Any, folder: Path) -> None:
+    """The gradient of w*w/2 is w itself, in the same memory; eagerly and in a function."""
+    for known in kinds(tf):
+        variable = tf.Variable(np.arange(64.0))
+        made = hvd.DistributedOptimizer(known.SGD(0.5, momentum=0.5))
+
+        def step(made: Any = made, variable: Any = variable) -> None:
+            made.apply_gradients([(tf.convert_to_tensor(variable), variable)])
+
+        # The velocities are -w/2, then -w/2; w becomes w/2, then w/2 - w/4 - w/4.
+        step()
+        assert_equal([variable.numpy()], [np.arange(64.0) / 2])
+        tf.function(step)()
+        assert_equal([variable.numpy()], [np.zeros(64)])
 
 
 def apply_reduces(hvd: Any, tf: Any, folder: Path) -> None:
@@ -174,6 +209,22 @@ def apply_reduces(hvd: Any, tf: Any, folder: Path) -> None:
         table = tf.Variable(tf.zeros([2, 1]))
         made.apply_gradients([(rows, table)])
         assert table.numpy().tolist() == [[-0.5], [-0.5]]
+
+
+def rows_and_passes(hvd: Any, tf: Any, folder: Path) -> None:
+    """IndexedSlices with several passes: an error, or their sum as dense gradients."""
+    for known in kinds(tf):
+        rows = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([hvd.rank()]), tf.constant([2, 1]))
+        table = tf.Variable(tf.zeros([2, 1]))
+        made = hvd.DistributedOptimizer(known.SGD(1.0), backward_passes_per_step=2)
+        with pytest.raises(ValueError, match=r"passes_per_step=2: give .* sparse_as_dense=True"):
+            made.apply_gradients([(rows, table)])
+        made = hvd.DistributedOptimizer(
+            known.SGD(1.0), backward_passes_per_step=2, sparse_as_dense=True
+        )
+        for expected in ([[0.0], [0.0]], [[-1.0], [-1.0]]):
+            made.apply_gradients([(rows, table)])
+            assert table.numpy().tolist() == expected
 
 
 def computed_gradients_are_reduced(hvd: Any, tf: Any, folder: Path) -> None:
@@ -240,6 +291,8 @@ def tape_is_reduced_once(hvd: Any, tf: Any, folder: Path) -> None:
         made = hvd_tf.DistributedOptimizer(known.SGD(1.0), op=hvd.Sum)
         assert type(made).__module__ == "horovod._keras"
         check_tape(hvd_tf, tf, made, tf.Variable([0.0]), tf.Variable([0.0]))
+        made = hvd.DistributedOptimizer(known.SGD(1.0), backward_passes_per_step=2)
+        check_tape_with_passes(hvd_tf, tf, made, tf.Variable([0.0]))
 
 
 def check_tape(hvd: Any, tf: Any, optimizer: Any, variable: Any, own: Any) -> None:
@@ -263,6 +316,15 @@ def check_tape(hvd: Any, tf: Any, optimizer: Any, variable: Any, own: Any) -> No
     changed = tf.constant([1.0], dtype), tf.constant([0.0], dtype)
     optimizer.apply_gradients(list(zip(changed, [variable, own], strict=True)))
     assert np.array(variable).tolist() == [-8.0]
+
+
+def check_tape_with_passes(hvd: Any, tf: Any, optimizer: Any, variable: Any) -> None:
+    """Reduced gradients cannot be accumulated; `optimizer` has two passes per step."""
+    with tf.GradientTape() as tape:
+        loss = tf.convert_to_tensor(variable)[0] * 2.0
+    grads = hvd.DistributedGradientTape(tape).gradient(loss, [_source(variable)])
+    with pytest.raises(ValueError, match=r"backward_passes_per_step=2: the tape reduces in every"):
+        optimizer.apply_gradients([(grads[0], variable)])
 
 
 def _source(variable: Any) -> Any:
@@ -301,6 +363,10 @@ def begins_alike(hvd: Any, tf: Any, folder: Path) -> None:
             hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
         ]
         assert all(isinstance(each, callbacks.Callback) for each in ours)
+        # TensorFlow's variables cannot be compared with None.
+        own = hvd.callbacks.BroadcastGlobalVariablesCallback(0, "", made.weights[0])
+        own.register_local_var(made.weights[1])
+        assert [id(each) for each in own.local_variables] == [id(each) for each in made.weights[:2]]
         see = callbacks.LambdaCallback(
             on_batch_begin=lambda batch, logs, m=made, f=found: f.append(m.get_weights())
         )
@@ -312,6 +378,35 @@ def begins_alike(hvd: Any, tf: Any, folder: Path) -> None:
         assert all_equal(history["loss"])
         assert abs(float(optimizer.learning_rate) - 0.1) < 1e-7
         check_momentum(hvd, tf, optimizer, made)
+
+
+def differences_raise_on_all_ranks(hvd: Any, tf: Any, folder: Path) -> None:
+    """Before the first step: steps, optimizers and weights that differ between the ranks."""
+    is_other = hvd.rank() == 1
+
+    def fit(made: Any, optimizer: Any, batch: int = 12) -> None:
+        made.compile(hvd.DistributedOptimizer(optimizer), "mse")
+        callbacks = [hvd.callbacks.MetricAverageCallback()]
+        made.fit(*cases.data(), batch, verbose=0, callbacks=callbacks)
+
+    for known in kinds(tf):
+        with pytest.raises(ValueError, match=r"rank 0 trains 4 steps per epoch, rank 1 2;"):
+            fit(model(tf), known.SGD(), 24 if is_other else 12)
+        kind = known.Adam if is_other else known.SGD
+        with pytest.raises(
+            ValueError, match=r"of rank 0 is Distri.*\(SGD\).* rank 1 is .*\(Adam\)"
+        ):
+            fit(model(tf), kind())
+        other = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(5,))])
+        with pytest.raises(
+            ValueError,
+            match=r"weight 0 of rank 0 is .*kernel \[5, 7\], that of rank 1 is .*kernel \[5, 2\]",
+        ):
+            fit(other if is_other else model(tf), known.SGD())
+        # Layers that only one rank made do not matter: Keras numbers the next ones there.
+        if is_other:
+            model(tf)
+        fit(model(tf), known.SGD())
 
 
 def check_momentum(hvd: Any, tf: Any, optimizer: Any, made: Any) -> None:
@@ -471,7 +566,39 @@ def graph_mode() -> None:
     session.run([variable.initializer, *(each.initializer for each in optimizer.weights)])
     session.run(step)
     assert session.run(variable).tolist() == [-3.0]
+    check_two_in_one_run(hvd, tf)
     hvd.shutdown()
+
+
+def check_two_in_one_run(hvd: Any, tf: Any) -> None:
+    """Two optimizers in one `session.run`; each rank begins with the gradients of another one."""
+    began: list[threading.Event] = []
+
+    def wait(is_first: Any) -> Any:
+        if is_first:
+            began[-1].set()
+        else:
+            assert began[-1].wait(60)
+        return np.float64(hvd.rank() + 1)
+
+    steps, variables = [], []
+    for number in range(2):
+        factor = tf.numpy_function(wait, [number == hvd.rank()], tf.float64) * 10**number
+        dense, table = tf.Variable([0.0, 0.0]), tf.Variable([[0.0], [0.0]])
+        rows = tf.gather(table, [hvd.rank()])
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(1.0), op=hvd.Sum)
+        loss = (tf.reduce_sum(dense) + tf.reduce_sum(rows)) * tf.cast(factor, dense.dtype)
+        pairs = optimizer.get_gradients(loss, [dense, table]), [dense, table]
+        steps.append(optimizer.apply_gradients(list(zip(*pairs, strict=True))))
+        variables += [dense, table]
+    # Keras initializes the other variables of the optimizers here.
+    session = tf.compat.v1.keras.backend.get_session()
+    session.run([each.initializer for each in variables])
+    for _ in range(3):
+        began.append(threading.Event())
+        session.run(steps)
+    found = [np.ravel(each).tolist() for each in session.run(variables)]
+    assert found == [[-9.0, -9.0], [-3.0, -6.0], [-90.0, -90.0], [-30.0, -60.0]]
 
 
 def check_graph_state(hvd: Any, made: Any, weights: Any) -> None:

@@ -81,5 +81,8 @@ def plain_optimizers() -> dict[str, Callable[[], Any]]:
         "clip by norm": lambda: known.SGD(0.5, clipnorm=0.1),
         "ema": lambda: known.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
         "accumulation": lambda: known.SGD(0.05, momentum=0.9, gradient_accumulation_steps=2),
+        "decay, clipped, schedule": lambda: known.AdamW(
+            known.schedules.ExponentialDecay(0.01, 2, 0.5), weight_decay=0.1, clipnorm=0.1
+        ),
         "schedule": lambda: known.SGD(known.schedules.ExponentialDecay(0.05, 2, 0.9)),
     }

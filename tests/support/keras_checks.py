@@ -15,13 +15,17 @@ import numpy as np
 import pytest
 
 from support import keras_cases as cases
+from support.alone import world_of_one
 from support.keras_surface import check_surface
 
 Check = Callable[[Any, Path], None]
 
 
-def run(checks: list[str], folder: Path) -> None:
-    """Call the checks with these names, with `allstep.keras` and a folder for this run."""
+def run(checks: list[str], folder: Path, alone: list[str] | None = None) -> None:
+    """Call the checks with these names, with `allstep.keras` and a folder for this run.
+
+    `alone`: names of checks that each rank repeats afterwards, in a world of one worker.
+    """
     cases.prepare()
     import keras
 
@@ -30,11 +34,18 @@ def run(checks: list[str], folder: Path) -> None:
     with pytest.raises(ValueError, match=r"call hvd\.init\(\) first"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     hvd.init()
+    _call(checks, hvd, folder)
+    hvd.shutdown()
+    if alone:
+        with world_of_one(hvd):
+            _call(alone, hvd, folder)
+
+
+def _call(checks: list[str], hvd: Any, folder: Path) -> None:
     for name in checks:
         started = time.monotonic()
         globals()[name](hvd, folder)
         print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
-    hvd.shutdown()
 
 
 def assert_equal(found: Any, expected: Any, tolerance: float = 1e-10) -> None:
@@ -69,7 +80,7 @@ def _compare(hvd: Any, names: list[str]) -> None:
 
 def workers_match_one(hvd: Any, folder: Path) -> None:
     names = list(cases.plain_optimizers()) if backend() == "torch" else []
-    _compare(hvd, names or ["adam, clipped", "ema", "accumulation"])
+    _compare(hvd, names or ["adam, clipped", "ema", "accumulation", "decay, clipped, schedule"])
 
 
 def momentum_matches(hvd: Any, folder: Path) -> None:
@@ -313,10 +324,12 @@ def tape_is_reduced_once(hvd: Any, folder: Path) -> None:
     from keras.optimizers import SGD
 
     import allstep.tensorflow as hvd_tf
-    from support.keras2_checks import check_tape
+    from support.keras2_checks import check_tape, check_tape_with_passes
 
     made = hvd.DistributedOptimizer(SGD(1.0), op=hvd.Sum)
     check_tape(hvd_tf, tf, made, _variable([0.0]), _variable([0.0]))
+    made = hvd.DistributedOptimizer(SGD(1.0), backward_passes_per_step=2)
+    check_tape_with_passes(hvd_tf, tf, made, _variable([0.0]))
 
 
 # Mixed precision
@@ -390,9 +403,38 @@ def saved_models_are_plain(hvd: Any, folder: Path) -> None:
     own = type("Own", (keras.optimizers.Adam,), {})
     made = hvd.DistributedOptimizer(own(), op=hvd.Sum)
     model.compile(optimizer=made, loss="mse")
+    path = folder / f"{backend()}-own-{hvd.rank()}.keras"
     model.save(path)
     loaded = hvd.load_model(path, custom_objects={"Own": type(made)})
     assert loaded.optimizer._settings.op == hvd.Sum
+
+
+def saved_mixed_models_are_plain(hvd: Any, folder: Path) -> None:
+    """A model with a loss scale that has changed: saved, loaded plain and distributed, resumed."""
+    import keras
+
+    path = folder / f"{backend()}-mixed-{hvd.rank()}.keras"
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = cases.model()
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+        x, y = cases.data()
+        x[16] = 1e30
+        x, y = (cases.share(each, hvd.rank(), hvd.size()) for each in (x, y))
+        options = {"batch_size": cases.BATCH // hvd.size(), "shuffle": False, "verbose": 0}
+        model.fit(x, y, **options)
+        model.save(path)
+        again = hvd.load_model(path)
+        assert again.optimizer._settings.op == hvd.Average
+        assert type(again.optimizer).__module__ == "horovod._keras"
+        assert float(again.optimizer.dynamic_scale) == 2.0**14
+        assert_equal(_values(again.optimizer), _values(model.optimizer))
+        for each in (model, again):
+            each.fit(x, y, **options)
+        assert_equal(cases.weights(again), cases.weights(model))
+        assert float(again.optimizer.dynamic_scale) == 2.0**13
+    finally:
+        keras.config.set_dtype_policy("float64")
 
 
 def _values(optimizer: Any) -> list[Any]:
@@ -443,6 +485,46 @@ def wrong_arguments(hvd: Any, folder: Path) -> None:
     with pytest.warns(DeprecationWarning, match="num_groups"):
         hvd.DistributedOptimizer(SGD(0.1), num_groups=2)
     hvd.DistributedOptimizer(SGD(0.1), groups=2, gradient_predivide_factor=2.0)
+
+
+def another_compile_is_left_alone(hvd: Any, folder: Path) -> None:
+    """A version of Keras whose `compile` is not the one that was read: a warning, and no wrapper."""
+    from keras.src.trainers.trainer import Trainer
+
+    from allstep.keras.compiled_models import install
+
+    def compile(self: Any, optimizer: Any) -> None:
+        pass
+
+    wrapped = Trainer.compile
+    try:
+        Trainer.compile = compile
+        with pytest.warns(UserWarning, match=r"another Trainer\.compile than 3\.15.*jit_compile"):
+            install.__wrapped__()
+        assert Trainer.compile is compile
+    finally:
+        Trainer.compile = wrapped
+
+
+def callbacks_of_one_worker(hvd: Any, folder: Path) -> None:
+    """Our callbacks in a world of one worker change nothing; without our optimizer, no warning."""
+    import warnings
+
+    import keras
+
+    _, expected = cases.train(keras.optimizers.SGD(0.05, momentum=0.9), 0, 1)
+    made = cases.model()
+    made.compile(optimizer=keras.optimizers.SGD(0.05, momentum=0.9), loss="mse")
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateWarmupCallback(0.05, warmup_epochs=1),
+    ]
+    options = {"batch_size": cases.BATCH, "epochs": cases.EPOCHS, "shuffle": False, "verbose": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        made.fit(*cases.data(), callbacks=callbacks, **options)
+    assert_equal(cases.weights(made), expected, 1e-6)
 
 
 def xla_is_refused_on_tensorflow(hvd: Any, folder: Path) -> None:

@@ -46,8 +46,8 @@ SIGNATURES = {
     " end_epoch=None, staircase=True, momentum_correction=True, steps_per_epoch=None",
     "callbacks.LearningRateWarmupCallback": "initial_lr, warmup_epochs=5, momentum_correction=True,"
     " steps_per_epoch=None, verbose=0",
-    "callbacks.BestModelCheckpoint": "monitor='val_loss', verbose=0, mode='auto',"
-    " save_freq='epoch', save_weights_only=False",
+    "callbacks.BestModelCheckpoint": "monitor='val_loss', verbose=0, save_weights_only=False,"
+    " mode='auto', save_freq='epoch'",
     "elastic.KerasState": "model, optimizer=None, **kwargs",
     "elastic.run": "func",
     "elastic.CommitStateCallback": "state, batches_per_commit=1",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
+from support.alone import world_of_one
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures("peers")
@@ -93,6 +94,29 @@ def tape() -> None:
     check_errors(tf, hvd, rank)
     check_keras_2(hvd, rank)
     stop(hvd)
+    with world_of_one(hvd):
+        check_one_worker(tf, hvd)
+
+
+def check_one_worker(tf: Any, hvd: Any) -> None:
+    """A world of one worker: the gradients are those of the plain tape, and collectives copy."""
+    for traced in (False, True):
+        one, model = Model(tf), Model(tf)
+        expected = train(tf, one, slice(0, 8), lambda tape: tape, traced)
+        losses = train(tf, model, slice(0, 8), hvd.DistributedGradientTape, traced)
+        numpy.testing.assert_allclose(losses, expected, rtol=1e-12)
+        for found, wanted in zip(model.variables, one.variables, strict=True):
+            numpy.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-14)
+    variable = tf.Variable([1.0, 2.0])
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+    optimizer.minimize(lambda: tf.reduce_sum(variable))
+    assert variable.numpy().tolist() == [0.5, 1.5]
+    reduced = hvd.allreduce(variable, op=hvd.Sum)
+    variable.assign([7.0, 7.0])
+    assert reduced.numpy().tolist() == [0.5, 1.5]
+    assert hvd.allgather(variable).numpy().tolist() == [7.0, 7.0]
+    hvd.broadcast_variables([variable], root_rank=0)
+    assert hvd.broadcast_object("here") == "here" and int(hvd.join()) == 0
 
 
 def check_tape_details(tf: Any, hvd: Any, rank: int) -> None:
@@ -212,6 +236,30 @@ def check_errors(tf: Any, hvd: Any, rank: int) -> None:
     with pytest.raises(tf.errors.UnknownError, match="tensor shapes") as caught:
         tf.function(lambda: hvd.allreduce(tf.zeros(3 + rank)))()
     assert isinstance(as_of_contract(caught.value), tf.errors.FailedPreconditionError)
+    check_late(tf, hvd)
+
+
+def check_late(tf: Any, hvd: Any) -> None:
+    """A rank that does not come in time is an AbortedError, and what elastic training survives."""
+    from allstep.errors import CollectiveTimeout
+    from allstep.tensorflow.calls import Called, Spec, run
+    from allstep.tensorflow.tf_errors import as_of_contract
+
+    def work(tensors: Any, name: str) -> Any:
+        late = CollectiveTimeout("rank 1 was late", rank=0, op=name)
+        raise hvd.HorovodInternalError("rank 1 was late") from late
+
+    def wait() -> Any:
+        return run(work, [tf.zeros(1)], [Spec(tf.float32)], Called("Late"))
+
+    with pytest.raises(tf.errors.AbortedError, match="rank 1 was late") as caught:
+        wait()
+    assert isinstance(caught.value, hvd.HorovodInternalError)
+    with pytest.raises(tf.errors.UnknownError, match="rank 1 was late") as caught:
+        tf.function(wait)()
+    known = as_of_contract(caught.value)
+    assert isinstance(known, tf.errors.AbortedError)
+    assert isinstance(known, hvd.HorovodInternalError)
 
 
 def check_keras_2(hvd: Any, rank: int) -> None:
@@ -281,6 +329,7 @@ def graphs() -> None:
     one = weights(lambda each: each, slice(0, 8), 2, 0, momentum)
     numpy.testing.assert_allclose(adasum, one, rtol=1e-6)
     check_optimizer_details(tf, hvd, rank)
+    check_rows_and_passes(tf, hvd, rank)
     check_sets_and_join(tf, hvd, rank)
     check_states(tf, hvd, rank)
     stop(hvd)
@@ -308,6 +357,28 @@ def check_optimizer_details(tf: Any, hvd: Any, rank: int) -> None:
         hvd.DistributedOptimizer(3)
     made = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Sum, name="x")
     assert type(made).__module__ == "horovod._keras" and made._settings.op == hvd.Sum
+
+
+def check_rows_and_passes(tf: Any, hvd: Any, rank: int) -> None:
+    """IndexedSlices with several passes: an error, or their sum as dense gradients."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        table = v1.get_variable("table", initializer=numpy.zeros((2, 1)))
+        loss = tf.reduce_sum(tf.gather(table, [rank]))
+
+        def step(**options: Any) -> Any:
+            plain = v1.train.GradientDescentOptimizer(1.0)
+            made = hvd.DistributedOptimizer(plain, backward_passes_per_step=2, **options)
+            return made.minimize(loss)
+
+        with pytest.raises(ValueError, match=r"IndexedSlices with .*=2: .* sparse_as_dense=True"):
+            step()
+        train = step(sparse_as_dense=True)
+        with v1.Session() as session:
+            session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+            for expected in ([[0.0], [0.0]], [[-1.0], [-1.0]]):
+                session.run(train)
+                assert session.run(table).tolist() == expected
 
 
 def check_sets_and_join(tf: Any, hvd: Any, rank: int) -> None:

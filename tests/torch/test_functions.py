@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import allstep.torch as hvd
+from allstep.hvd.handles import enqueue_group
+from allstep.torch import functions
 from support.hvd_ranks import in_worlds, run_checks
 from support.ranks import Ranks
 
@@ -25,7 +27,8 @@ OPTIMIZERS = {
 
 @in_worlds
 def test_spreading(ranks: Ranks, hosts: list[str]) -> None:
-    run_checks(ranks, hosts, spread_parameters, spread_objects, spread_optimizers)
+    whole = spread_parameters, spread_objects, spread_optimizers
+    run_checks(ranks, hosts, *whole, spread_in_one_request, spread_any_tensors)
 
 
 def spread_parameters(rank: int, size: int) -> None:
@@ -96,6 +99,65 @@ def spread_optimizers(rank: int, size: int) -> None:
                 hvd.broadcast_optimizer_state(uneven, 0)
         else:
             hvd.broadcast_optimizer_state(uneven, 0)
+
+
+def spread_in_one_request(rank: int, size: int) -> None:
+    """All tensors of a call are one group, under the names of single broadcasts.
+
+    So a rank that requests each tensor by itself, as Horovod does, meets the others.
+    """
+    torch.manual_seed(rank)
+    weights = {name: torch.randn(3) for name in ("a", "b", "c")}
+    torch.manual_seed(0)
+    expected = {name: torch.randn(3) for name in weights}
+    groups: list[int] = []
+
+    def counted(requests: Any) -> int:
+        groups.append(len(requests))
+        return enqueue_group(requests)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "enqueue_group", counted)
+        if rank == 0:
+            handles = [hvd.broadcast_async_(weights[name], 0, name) for name in reversed(weights)]
+            for handle in handles:
+                hvd.synchronize(handle)
+        else:
+            hvd.broadcast_parameters(weights, root_rank=0)
+        assert groups == ([3] if rank else [])
+        torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+        groups.clear()
+        model, optimizer = trained(OPTIMIZERS["momentum"], rank, 1)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert groups == [len([each for each in model.parameters() if each.requires_grad])]
+        hvd.broadcast_parameters({}, root_rank=0)
+        assert len(groups) == 1
+
+
+def spread_any_tensors(rank: int, size: int) -> None:
+    """Small tensors of one type are sent in one buffer, whatever their layout."""
+    last = size - 1
+    dtypes = torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64
+    made = {
+        f"{dtype} {shape}": torch.full(shape, rank + 1).to(dtype)
+        for dtype in (*dtypes, torch.float8_e4m3fn)
+        for shape in ((), (3,), (0, 2), (2, 3))
+    }
+    made["transposed"] = torch.arange(6.0).view(2, 3).t() + rank
+    layout = made["transposed"].stride()
+    expected = {
+        name: torch.full(each.shape, last + 1).to(each.dtype) for name, each in made.items()
+    }
+    expected["transposed"] = torch.arange(6.0).view(2, 3).t() + last
+    hvd.broadcast_parameters(made, root_rank=last)
+    for name, tensor in made.items():
+        assert torch.equal(tensor.to(torch.complex64), expected[name].to(torch.complex64)), name
+    assert made["transposed"].stride() == layout
+    inputs = [torch.full((2,), rank + float(each)) for each in range(3)]
+    handles = [hvd.broadcast_async(each, last, f"new {n}") for n, each in enumerate(inputs)]
+    found = [hvd.synchronize(handle).tolist() for handle in handles]
+    assert found == [[last + each] * 2 for each in range(3)]
+    assert [each.tolist() for each in inputs] == [[rank + each] * 2 for each in range(3)]
 
 
 def trained(make: Any, rank: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -165,17 +165,33 @@ def _step_measure(framework: str) -> Callable[..., "StepResult"]:
 
 
 @bench.command()
-def recover(repetitions: Repetitions = 9, json: Json = None) -> None:
-    """Measure how long a run pauses when one of its workers is killed.
+def recover(
+    parts: Annotated[
+        str,
+        typer.Option(
+            "--part",
+            metavar="PART,...",
+            help=(
+                "What to measure: kill (a worker is killed, next to torchrun), form (the next"
+                " world alone), join (the others' pause when a worker joins), quiet (a step when no"
+                " worker is lost)."
+            ),
+        ),
+    ] = "kill,form,join,quiet",
+    repetitions: Repetitions = 9,
+    json: Json = None,
+) -> None:
+    """Measure how long a run pauses when a worker is killed and when one joins.
 
-    Compared are an elastic run of allstep and torchrun with --max-restarts; also how long workers
-    take to form a world of 2 and of 7.
+    Compared are an elastic run of allstep and torchrun with --max-restarts, a pause and one copy of
+    the same bytes, and an elastic run that loses no worker and the same run that is not elastic.
     """
-    from allstep.bench.recover.measure import measure_recover, num_turns
+    from allstep.bench.recover.measure import measure_recover, num_turns, parse_parts
 
     _check(json, None)
-    with step_bar(num_turns(repetitions)) as progress:
-        result = measure_recover(repetitions, progress)
+    chosen = parse_parts(parts)
+    with step_bar(num_turns(repetitions, chosen)) as progress:
+        result = measure_recover(repetitions, progress, chosen)
     _print(result, json)
 
 

@@ -22,6 +22,7 @@ class ElasticOptions:
     max_workers: int | None
     spares: int | None
     timeout: float | None
+    max_failures: int | None = None
 
     def check(self) -> None:
         """Raise ConfigError for options without the one that makes the run elastic."""
@@ -29,6 +30,7 @@ class ElasticOptions:
             "--max-workers": self.max_workers,
             "--spares": self.spares,
             "--elastic-timeout": self.timeout,
+            "--max-failures": self.max_failures,
         }
         if self.min_workers is None:
             for option, value in given.items():
@@ -64,22 +66,24 @@ class ElasticOptions:
         """Return the policy of a run of `num_workers` workers; None for a fixed world."""
         if self.min_workers is None:
             return None
-        from allstep.launch import Policy
+        from allstep.launch import MAX_FAILURES, Policy
         from allstep.train.config.check_config import check_elastic
-
-        check_elastic(config)
 
         spares = self.spares or 0
         most = self.max_workers
         try:
-            return Policy(
+            policy = Policy(
                 num_workers,
                 self.min_workers,
                 num_workers if most is None else most,
                 spares=spares,
+                max_failures=MAX_FAILURES if self.max_failures is None else self.max_failures,
                 elastic_timeout=_TIMEOUT if self.timeout is None else self.timeout,
             )
         except ValueError as error:
             given = f"--workers {num_workers} --min-workers {self.min_workers}"
             given += "" if most is None else f" --max-workers {most}"
             raise ConfigError(f"{given}: {error}") from error
+        sizes = range(policy.min_workers, (policy.max_workers or num_workers) + 1)
+        check_elastic(config, num_workers, sizes)
+        return policy

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from allstep.cli.numbers import MOST, between
 from allstep.process import stop_signals
 
 Launcher = Annotated[
@@ -22,6 +23,18 @@ Faults = Annotated[
         "--fault",
         metavar="KIND[:VALUE]@WHERE",
         help="Inject a fault: kill@rank=1,step=50. Repeatable; see docs/faults.md.",
+    ),
+]
+MaxFailures = Annotated[
+    int | None,
+    typer.Option(
+        "--max-failures",
+        metavar="N",
+        callback=between("--max-failures", 1, MOST),
+        help=(
+            "In an elastic run: give up a worker's slot after N failures without a finished step in"
+            " between (default: 3)."
+        ),
     ),
 ]
 StopSignal = Annotated[

@@ -16,11 +16,19 @@ from allstep.cli.horovod.elastic_flags import (
     idle_options,
     is_elastic,
     policy_of,
+    with_max_failures,
     with_minimum,
 )
 from allstep.cli.horovod.flags import takes_horovod_flags
 from allstep.cli.horovod.flags_table import CONTROLLERS, idle_line, read_config, variables
-from allstep.cli.options import Faults, Iface, Ssh, StopSignal, use_stop_signal
+from allstep.cli.options import (
+    Faults,
+    Iface,
+    MaxFailures,
+    Ssh,
+    StopSignal,
+    use_stop_signal,
+)
 from allstep.cli.run_hosts import most_ranks, used_hosts, wanted_workers
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
@@ -146,6 +154,7 @@ def run(
     as_horovod: AsHorovod = False,
     as_horovodrun: AsHorovodrun = False,
     replace_gloo: ReplaceGloo = False,
+    max_failures: MaxFailures = None,
     fault: Faults = None,
     check_build: CheckBuild = False,
     version: Version = False,
@@ -167,6 +176,7 @@ def run(
     exported = variables(flags)
     wanted = wanted_workers(num_workers, flags, srun=srun)
     flags = with_minimum(flags, wanted, as_horovodrun=as_horovodrun)
+    flags = with_max_failures(flags, max_failures)
     used = used_hosts(hosts, hostfile, flags, wanted, srun=srun)
     size = most_ranks(used, flags)
     env = _environment(exported, as_horovod or as_horovodrun, replace_gloo)

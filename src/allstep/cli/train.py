@@ -6,7 +6,6 @@ workers. Under a launcher (allstep run, torchrun, mpirun, srun) it is a worker.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,7 @@ from allstep.cli.options import (
     DataFolder,
     Faults,
     Launcher,
+    MaxFailures,
     StopSignal,
     Trust,
     use_stop_signal,
@@ -27,6 +27,7 @@ from allstep.console.progress_bar import file_bars
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:
+    from allstep.train.health.requeue import JobRequeue
     from allstep.train.run.train_request import TrainRequest
 
 _AUTO = "auto"
@@ -145,6 +146,7 @@ def train(
     max_workers: MaxWorkers = None,
     spares: Spares = None,
     elastic_timeout: ElasticTimeout = None,
+    max_failures: MaxFailures = None,
     out: Out = None,
     resume: Resume = None,
     max_time: MaxTime = None,
@@ -176,7 +178,7 @@ def train(
     flags = (("data.strict=true", strict), (f"overfit={overfit}", overfit), ("trust=true", trust))
     overrides = [override for override, wanted in flags if wanted]
     request = _request(arguments or [], overrides, out, data, resume, max_time)
-    elastic = ElasticOptions(min_workers, max_workers, spares, elastic_timeout)
+    elastic = ElasticOptions(min_workers, max_workers, spares, elastic_timeout, max_failures)
     elastic.check()
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
@@ -185,33 +187,29 @@ def train(
     from allstep.train.health.stop_request import exit_on_signal, ignore_stop_signals
 
     world = World.detect(launcher)
-    before_exit = _requeuing(requeue, max_requeues, is_rank_0=world.rank == 0)
+    before_exit = _requeuing(requeue, max_requeues, world.rank)
     with exit_on_signal(before_exit):
         if world.launcher == NONE:
             code = _start(request, workers, elastic)
         else:
             elastic.check_launcher(world.launcher)
             check_num_workers(workers, world)
-            code = _work(request, launcher)
+            code = _work(request, launcher, before_exit)
     if code == RESUBMIT:
         with ignore_stop_signals():
             before_exit()
     raise typer.Exit(code)
 
 
-def _requeuing(requeue: bool, max_requeues: int | None, *, is_rank_0: bool) -> Callable[[], None]:
-    """Return what to do when the run was stopped: with --requeue, rank 0 calls scontrol."""
+def _requeuing(requeue: bool, max_requeues: int | None, rank: int) -> "JobRequeue":
+    """Return what to do when the run was stopped: with --requeue, one worker calls scontrol."""
     from allstep.errors import ConfigError
-    from allstep.train.health import requeue as slurm
+    from allstep.train.health.requeue import MAX_REQUEUES, JobRequeue
 
     if max_requeues is not None and not requeue:
         raise ConfigError(f"--max-requeues {max_requeues} needs --requeue; add it")
-    if not requeue or not is_rank_0:
-        return lambda: None
-    most = slurm.MAX_REQUEUES if max_requeues is None else max_requeues
-    if reason := slurm.why_not(os.environ, most):
-        print_notice(f"--requeue: this run will not be requeued when it is stopped: {reason}")
-    return lambda: print_notice(slurm.requeue(os.environ, most))
+    most = MAX_REQUEUES if max_requeues is None else max_requeues
+    return JobRequeue(os.environ, rank, most if requeue else None)
 
 
 def _rehearse(
@@ -319,7 +317,7 @@ def _start(request: "TrainRequest", workers: int | None, elastic: ElasticOptions
         num_workers = workers or default_num_workers(prepared.config)
         policy = elastic.policy(num_workers, prepared.config)
         check(prepared, num_workers)
-        most = num_workers if policy is None else policy.num_slots
+        most = num_workers if policy is None else policy.most_ranks
         faults.check(os.environ.get(faults.VARIABLE, ""), most)
     except DataError:
         # A run that has ended does not need its data.
@@ -352,10 +350,15 @@ def _start(request: "TrainRequest", workers: int | None, elastic: ElasticOptions
     return code
 
 
-def _work(request: "TrainRequest", launcher: str | None) -> int:
-    """Train as a worker and return the exit status: RESUBMIT if the run was stopped and saved."""
+def _work(request: "TrainRequest", launcher: str | None, requeue: "JobRequeue") -> int:
+    """Train as a worker and return the exit status: RESUBMIT if the run was stopped and saved.
+
+    `requeue` is called in a worker that saved alone, and left to the caller otherwise.
+    """
+    from allstep.comm.join.membership import Dismissed
     from allstep.errors import PeerLost
     from allstep.launch import RESUBMIT
+    from allstep.train.health.stop_request import ignore_stop_signals
     from allstep.train.run.progress import Paused
     from allstep.train.run.worker import work
     from allstep.world import World
@@ -365,7 +368,15 @@ def _work(request: "TrainRequest", launcher: str | None) -> int:
     except PeerLost as lost:
         lost.args = (f"{lost}{_after_a_loss(World.detect(launcher).launcher)}",)
         raise
-    return RESUBMIT if isinstance(result, Paused) else 0
+    except Dismissed as end:
+        requeue.is_mine = end.saves
+        with ignore_stop_signals():
+            requeue()
+        raise
+    if not isinstance(result, Paused):
+        return 0
+    requeue.is_mine = result.is_saved_here
+    return RESUBMIT
 
 
 def _after_a_loss(launcher: str) -> str:

@@ -35,7 +35,7 @@ from allstep.engine.messages import (
 from allstep.engine.mismatch import Verdict, joined_text, judge
 from allstep.engine.request import Key, Kind, RequestSpec, decode
 
-_FUSED = (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER, Kind.ALLGATHER)
+_FUSED = (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.BROADCAST)
 # Bytes. A larger tensor gains nothing from fusion, which would copy it twice.
 _WORTH_FUSING = 1 << 20
 _MAX_VERDICTS = 10_000
@@ -312,6 +312,7 @@ class Coordinator:
             spec.op,
             spec.prescale,
             spec.postscale,
+            spec.root,
             bound,
         )
 
@@ -320,8 +321,10 @@ class Coordinator:
     def expire(self, seconds: float) -> None:
         """Stop all engines if an operation has waited for more than `seconds`."""
         now = self._clock()
-        old = next((each for each in self._waiting.values() if now - each.began > seconds), None)
-        if old is not None:
+        late_ones = [each for each in self._waiting.values() if now - each.began > seconds]
+        if late_ones:
+            # In a group, all wait for those that some rank has not requested: name one of these.
+            old = next((each for each in late_ones if self._missing(each)), late_ones[0])
             missing = self._missing(old)
             late = ", ".join(f"rank {rank}" for rank in missing) or "other ranks of its group"
             text = f"{old.key[1]}: {late} did not request it within {seconds:.1f} s"

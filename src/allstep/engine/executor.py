@@ -6,7 +6,7 @@
 
 Scaling follows Horovod: integers are multiplied in float64 and truncated towards zero, half
 precision is multiplied in float32 and rounded once, and a factor of 1 costs no pass over the data.
-Several reductions of one answer are packed into one buffer, reduced there and unpacked.
+Several reductions or broadcasts of one answer are packed into one buffer, and unpacked afterwards.
 
 Tensors are read and written through `.data`: as with Horovod, autograd neither records the access
 nor counts it as a change.
@@ -181,6 +181,9 @@ class Executor:
         with torch.no_grad():
             if len(specs) > 1 and first.kind is Kind.ALLREDUCE:
                 results = _fused_all_reduce(group, wanted, partial(hooks.activity, specs))
+            elif len(specs) > 1 and first.kind is Kind.BROADCAST:
+                activity = partial(hooks.activity, specs)
+                results = _fused_broadcast(group, wanted, first.root, activity)
             else:
                 hooks.activity(specs, first.kind.name)
                 results = [
@@ -252,6 +255,32 @@ def _fused_all_reduce(
     activity(Kind.ALLREDUCE.name)
     _reduce(group, flat, requests[0])
     activity("MEMCPY_OUT_FUSION_BUFFER")
+    return _unpacked(flat, requests)
+
+
+def _fused_broadcast(
+    group: AllstepGroup,
+    requests: Sequence[Request],
+    root: int,
+    activity: Callable[[str], None],
+) -> list[Tensor]:
+    """Send tensors of one dtype and device in one buffer. `root`: a rank of the world."""
+    place = group.guard.names.index(root)
+    given = [_given(request) for request in requests]
+    activity("MEMCPY_IN_FUSION_BUFFER")
+    if group._rank == place:
+        flat = torch.cat([each.reshape(-1) for each in given])
+    else:
+        flat = given[0].new_empty(sum(each.numel() for each in given))
+    activity(Kind.BROADCAST.name)
+    if flat.numel():
+        group.broadcast([flat], _waited(BroadcastOptions(), rootRank=place)).wait()
+    activity("MEMCPY_OUT_FUSION_BUFFER")
+    return _unpacked(flat, requests)
+
+
+def _unpacked(flat: Tensor, requests: Sequence[Request]) -> list[Tensor]:
+    """Copy the parts of a buffer to the places of the results; return the results."""
     results, at = [], 0
     for request in requests:
         target = _target(request)

@@ -8,6 +8,7 @@ injector               the points that other packages call, and what happens the
 acts                   what a victim does to its process
 reports                the line, the record in the launcher's store, listeners
 missing                names what did not occur (launcher_records: for the launcher)
+elastic                which faults a worker of an elastic run has
 ```
 
 `active` is None unless this process has faults, so that a point costs one comparison:
@@ -26,9 +27,11 @@ from contextlib import contextmanager
 from allstep import errors
 from allstep import world as worlds
 from allstep.faults.acts import AGENT, InjectedFault
+from allstep.faults.elastic import WorkerFaults
 from allstep.faults.injector import Injector
 from allstep.faults.reports import Occurred
 from allstep.faults.spec import VARIABLE, check, join, parse_all
+from allstep.wire.keys import TICKET
 
 __all__ = [
     "AGENT",
@@ -36,6 +39,7 @@ __all__ = [
     "InjectedFault",
     "Injector",
     "Occurred",
+    "WorkerFaults",
     "active",
     "add",
     "begin",
@@ -72,9 +76,11 @@ def handle(kind: str, act: Callable[[], None]) -> None:
     _handlers[kind] = act
 
 
-def begin(rank: int, size: int) -> None:
+def begin(rank: int, size: int, own: WorkerFaults | None = None) -> None:
     """Read ALLSTEP_FAULTS for this process, rank `rank` of `size`, unless that has been done.
 
+    own: which of them a worker of an elastic run has. There a world may be smaller than the ones
+    to come, so a rank that it does not have is no error.
     Raises ConfigError if a fault is wrong: on rank 0; the others exit with the same status.
     """
     global active, _has_begun
@@ -84,11 +90,23 @@ def begin(rank: int, size: int) -> None:
     if not os.environ.get(VARIABLE, "").strip():
         return
     try:
-        active = Injector.of(os.environ[VARIABLE], rank, size, _handlers)
+        active = _read(rank, size, own)
     except errors.ConfigError as error:
         raise error if rank == 0 else SystemExit(error.exit_code) from None
-    active.start_clock()
-    active.name_missing_at_exit(_added)
+    if active is not None:
+        active.start_clock()
+        active.name_missing_at_exit(_added)
+
+
+def _read(rank: int, size: int, own: WorkerFaults | None) -> Injector | None:
+    """Return the faults of this process; None if all of them belong to workers before it."""
+    if own is not None:
+        # Worker processes of loaders read it.
+        os.environ[VARIABLE] = own.left(os.environ[VARIABLE])
+    text = os.environ[VARIABLE]
+    if TICKET not in os.environ:
+        check(text, size)
+    return Injector.of(text, rank, size, _handlers, own) if text else None
 
 
 def begin_helper(kind: str) -> None:
@@ -110,6 +128,7 @@ def inject(*texts: str, world: worlds.World | None = None) -> Iterator[Injector]
     global active
     before, text = active, os.environ.get(VARIABLE)
     world = worlds.World.detect() if world is None else world
+    check(join(texts), world.size)
     injector = Injector.of(join(texts), world.rank, world.size, _handlers)
     # Worker processes of loaders read it.
     os.environ[VARIABLE] = join(texts)

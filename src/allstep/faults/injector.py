@@ -21,12 +21,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from allstep.faults.acts import ACTS, agent_pid
+from allstep.faults.elastic import WorkerFaults
 from allstep.faults.kinds import EFFECTS, KINDS
 from allstep.faults.missing import print_missing
 from allstep.faults.pace import Pace
 from allstep.faults.reports import Occurred, Reports
 from allstep.faults.schedule import Planned, Schedule
-from allstep.faults.spec import Fault, Spec, check_ranks, parse_all
+from allstep.faults.spec import Fault, Spec, parse_all
 
 # Bytes that `corrupt` inverts, in the middle of a record.
 _NUM_CHANGED = 8
@@ -35,16 +36,22 @@ _NUM_CHANGED = 8
 class Injector:
     """The faults of this process. All methods are for the thread of the point that they name.
 
-    handlers: what other packages do for a kind, by kind.
+    handlers: what other packages do for a kind, by kind. skipped: seconds of the sequences of
+    random faults that are over.
     """
 
     def __init__(
-        self, specs: Sequence[Spec], rank: int, size: int, handlers: dict[str, Callable[[], None]]
+        self,
+        specs: Sequence[Spec],
+        rank: int,
+        size: int,
+        handlers: dict[str, Callable[[], None]],
+        skipped: float = 0.0,
     ) -> None:
         self.specs, self.rank, self.size = specs, rank, size
         self.reports = Reports(rank)
         self._handlers = handlers
-        self._schedule = Schedule(specs, rank, size)
+        self._schedule = Schedule(specs, rank, size, skipped)
         self._pace = Pace()
         self._lock = threading.RLock()
         self._effects: set[str] = set()
@@ -58,12 +65,19 @@ class Injector:
 
     @classmethod
     def of(
-        cls, text: str, rank: int, size: int, handlers: dict[str, Callable[[], None]]
+        cls,
+        text: str,
+        rank: int,
+        size: int,
+        handlers: dict[str, Callable[[], None]],
+        own: WorkerFaults | None = None,
     ) -> "Injector":
-        """Return the faults of a text for a rank among `size`; ConfigError if one is wrong."""
-        specs = parse_all(text)
-        check_ranks(specs, size)
-        made = cls(specs, rank, size, handlers)
+        """Return the faults of a text for a rank among `size`; ConfigError if one is wrong.
+
+        own: of a worker of an elastic run; its rank counts then.
+        """
+        own = WorkerFaults(rank) if own is None else own
+        made = cls(parse_all(text), own.rank, size, handlers, own.seconds)
         made.check_agent()
         return made
 

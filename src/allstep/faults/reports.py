@@ -70,6 +70,9 @@ class Reports:
         self._listeners: list[Listener] = []
         self._client: wire.Client | None = None
         self._num_read, self._polled_at = 0, 0.0
+        # Numbers of the records of this process. A rank does not identify it: in an elastic run it
+        # may have been that of a worker that is dead.
+        self._own: set[int] = set()
         self._lock = threading.Lock()
 
     def send(self, occurred: Occurred) -> None:
@@ -90,34 +93,41 @@ class Reports:
         if not self._listeners or (not now and time.monotonic() < self._polled_at + _POLL_SECONDS):
             return
         self._polled_at = time.monotonic()
-        for occurred in self.all_recorded(from_number=self._num_read + 1):
-            if occurred.rank != self.rank:
+        for number, occurred in self._recorded(from_number=self._num_read + 1):
+            if number not in self._own:
                 for listener in tuple(self._listeners):
                     listener(occurred)
 
-    def all_recorded(self, from_number: int = 1) -> list[Occurred]:
+    def all_recorded(self) -> list[Occurred]:
         """Return the faults of all ranks so far; empty without a store that answers."""
+        return [occurred for _, occurred in self._recorded(from_number=1)]
+
+    def _recorded(self, from_number: int) -> list[tuple[int, Occurred]]:
+        """Return the numbers and the faults of the records from a number on."""
         with contextlib.suppress(OSError):
             return call_within(
                 lambda: self._read(from_number), _STORE_SECONDS, "allstep-fault-records"
             )
         return []
 
-    def _read(self, number: int) -> list[Occurred]:
+    def _read(self, number: int) -> list[tuple[int, Occurred]]:
         client, found = self._store(), []
         while client is not None and client.check([keys.fault_record(number)]):
-            found.append(from_json(client.get(keys.fault_record(number), _STORE_SECONDS)))
+            record = from_json(client.get(keys.fault_record(number), _STORE_SECONDS))
+            if record is not None:
+                found.append((number, record))
             self._num_read = max(self._num_read, number)
             number += 1
         if client is not None:
             # The connection belongs to this thread, which ends now.
             client.close()
-        return [each for each in found if each is not None]
+        return found
 
     def _record(self, occurred: Occurred) -> None:
         client = self._store()
         if client is not None:
             number = client.add(keys.FAULTS, 1)
+            self._own.add(number)
             client.set(keys.fault_record(number), occurred.to_json())
             client.close()
 

@@ -7,7 +7,7 @@ at each step or commit of its range, any other one once, at the first point that
 
 import heapq
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from allstep.faults.kinds import EFFECTS, KINDS, STEP_PHASES
@@ -27,16 +27,19 @@ class Planned:
 
 
 class Schedule:
-    """The faults of one rank among `size`, and what has been counted and done so far."""
+    """The faults of one rank among `size`, and what has been counted and done so far.
 
-    def __init__(self, specs: Iterable[Spec], rank: int, size: int) -> None:
+    skipped: seconds of the sequences of random faults that were over before this process began.
+    """
+
+    def __init__(self, specs: Iterable[Spec], rank: int, size: int, skipped: float = 0.0) -> None:
         self._planned: list[Planned] = []
         self._streams: list[Iterator[Planned]] = []
         self._num_random_at_ops = 0
         for spec in specs:
             if isinstance(spec, RandomFaults):
                 if spec.rank in (None, rank):
-                    self._streams.append(_stream(spec, rank, size))
+                    self._streams.append(_stream(spec, rank, size, skipped))
                     self._num_random_at_ops += sum(map(_waits, spec.choices))
             elif spec.rank in (None, rank):
                 self._planned.append(Planned(spec, str(spec)))
@@ -172,8 +175,10 @@ def _is_at(fault: Fault, commit: int) -> bool:
     return fault.commit is not None and commit in fault.commit
 
 
-def _stream(spec: RandomFaults, rank: int, size: int) -> Iterator[Planned]:
-    """Yield the random faults of one rank."""
-    for fault in sequence(spec, size):
-        if fault.rank == rank:
-            yield Planned(fault, str(spec))
+def _stream(spec: RandomFaults, rank: int, size: int, skipped: float) -> Iterator[Planned]:
+    """Yield the random faults of one rank after the first `skipped` seconds."""
+    # A rank that no fault of the sequence has would be searched forever.
+    for fault in sequence(spec, max(size, rank + 1)):
+        assert fault.seconds is not None
+        if fault.rank == rank and fault.seconds > skipped:
+            yield Planned(replace(fault, seconds=round(fault.seconds - skipped, 3)), str(spec))

@@ -5,7 +5,8 @@
     model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
 It works with Keras 3 on TensorFlow, torch and JAX; `KERAS_BACKEND` selects the backend, as for
-plain Keras. Names, arguments and results are Horovod's; `docs/horovod.md` lists the differences.
+plain Keras. Names, arguments and results are Horovod's; `docs/horovod-keras.md` lists the
+differences.
 """
 
 from allstep.hvd.frameworks import missing as _missing

@@ -69,10 +69,13 @@ from allstep.keras_shared.wrapped_optimizers import (
     PartialDistributedOptimizer,
 )
 from allstep.tensorflow.functions import broadcast_variables
+from allstep.tensorflow.sessions import provide_threads as _provide_threads
 from allstep.torch.compression import Compression
 
 # Now: `model.compile(hvd.DistributedOptimizer(...))` finds `compile` before it makes the optimizer.
 _install()
+# Before the script makes its Session for Keras: reductions of several optimizers wait in threads.
+_provide_threads()
 
 __all__ = [
     "Adasum",

@@ -16,7 +16,7 @@ from typing import Any
 import tf_keras
 from tf_keras.src.engine.training_v1 import Model as GraphModel
 
-from allstep.keras_shared.before_training import is_distributed
+from allstep.keras_shared.before_training import distributed_part
 
 Kept = tuple[BaseException, BaseException | None]
 """An error and its cause."""
@@ -51,12 +51,6 @@ def adopt(model: Any) -> None:
     if getattr(model, "_jit_compile", None):
         model.jit_compile = False
         _LOG.warning("XLA is off for %s: TensorFlow's XLA cannot call allstep", model.name)
-
-
-def distributed_part(optimizer: Any) -> Any:
-    """Return the distributed optimizer, which may be inside a LossScaleOptimizer; else None."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return inner if is_distributed(inner) else None
 
 
 @contextmanager

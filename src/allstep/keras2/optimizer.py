@@ -32,6 +32,7 @@ import tf_keras
 from allstep.hvd.reduced_marks import is_reduced, mark_reduced, without_reduced
 from allstep.keras2.dialect import build_optimizer, is_legacy
 from allstep.keras_shared import tensorflow_bridge as bridge
+from allstep.keras_shared.before_training import path_of, without_numbers
 from allstep.keras_shared.gradient_reduction import Reduction, Settings, Spec
 from allstep.keras_shared.wrapped_optimizers import AggregationHelper, LocalVariables
 from allstep.tensorflow.bridge import torch_dtype
@@ -223,4 +224,5 @@ class LegacyDistributed(Distributed):
 def _spec(number: int, variable: Any, is_local: bool) -> Spec:
     """Describe a variable. Its number distinguishes it, since layers are numbered per process."""
     dtype = torch_dtype(tf.as_dtype(variable.dtype).base_dtype)
-    return Spec(f"{number}/{variable.name}", tuple(variable.shape), dtype, is_local)
+    name = without_numbers(path_of(variable))
+    return Spec(f"{number}/{name}", tuple(variable.shape), dtype, is_local)

@@ -41,6 +41,15 @@ def is_distributed(optimizer: Any) -> bool:
     return any(each.__module__ == DISTRIBUTED_MODULE for each in type(optimizer).__mro__)
 
 
+def distributed_part(optimizer: Any) -> Any:
+    """Return the distributed optimizer: this one or the one inside a LossScaleOptimizer; else None.
+
+    Under a mixed_float16 policy, `compile` of Keras 2 puts a LossScaleOptimizer around ours.
+    """
+    nested = (optimizer, getattr(optimizer, "inner_optimizer", None))
+    return next((each for each in nested if is_distributed(each)), None)
+
+
 def is_built(model: Any) -> bool:
     """Return whether all layers have their weights."""
     return bool(model.built) and all(layer.built for layer in model._flatten_layers())
@@ -73,7 +82,7 @@ def compare_once(model: Any, params: dict[str, Any]) -> list[Training]:
 
 def describe(model: Any, params: dict[str, Any]) -> Training:
     """Return the training of this rank."""
-    weights = [(_without_numbers(_path(each)), tuple(each.shape)) for each in weights_of(model)]
+    weights = [(without_numbers(path_of(each)), tuple(each.shape)) for each in weights_of(model)]
     return Training(
         callbacks=tuple(params.get(_CALLBACKS, ())),
         steps=params.get("steps"),
@@ -99,7 +108,8 @@ def without_xla(model: Any) -> None:
 
     `model`: a model on TensorFlow; left alone if its optimizer is not distributed.
     """
-    if is_distributed(getattr(model, "optimizer", None)) and model.jit_compile:
+    is_ours = distributed_part(getattr(model, "optimizer", None)) is not None
+    if is_ours and model.jit_compile:
         model.jit_compile = False
         # A function that was compiled in an earlier `fit` would be used again.
         model.train_function = None
@@ -182,8 +192,9 @@ _DIFFERENCES: tuple[Callable[[Sequence[Training]], str], ...] = (
 
 
 def _warn_if_local(model: Any) -> None:
-    if size() > 1 and rank() == 0 and not is_distributed(model.optimizer):
-        name = type(model.optimizer).__name__
+    if size() > 1 and rank() == 0 and distributed_part(model.optimizer) is None:
+        # A loss-scale optimizer of Keras 2 cannot be wrapped, but the one inside it can.
+        name = type(getattr(model.optimizer, "inner_optimizer", model.optimizer)).__name__
         warnings.warn(
             f"{size()} workers train, but the optimizer {name} is not distributed: every worker"
             f" trains a model of its own; write hvd.DistributedOptimizer({name}(...)) in compile",
@@ -200,13 +211,14 @@ def _class_of(optimizer: Any) -> str:
     return f"DistributedOptimizer({text})" if is_distributed(optimizer) else text
 
 
-def _path(weight: Any) -> str:
+def path_of(weight: Any) -> str:
     """Return the name of a weight with its layer: a variable of Keras 2 has it in its name."""
     path: str = getattr(weight, "path", weight.name)
     return path.split(":")[0]
 
 
-def _without_numbers(path: str) -> str:
+def without_numbers(path: str) -> str:
+    """Return a path with `dense` for `dense_1`: Keras numbers the layers of each process."""
     return "/".join(re.sub(r"_\d+$", "", each) for each in path.split("/"))
 
 

@@ -9,17 +9,23 @@ class BestCheckpoint(WithoutXLA):
     """Keras's ModelCheckpoint with `save_best_only`; set its `filepath` before training.
 
     It does not communicate: use it on one rank, and MetricAverageCallback before it. Arguments as
-    in ModelCheckpoint.
+    in ModelCheckpoint, in the order of `horovod.tensorflow.keras`.
     """
 
     def __init__(
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
+        save_weights_only: Any = False,
         mode: str = "auto",
         save_freq: str | int = "epoch",
-        save_weights_only: bool = False,
     ) -> None:
+        if isinstance(save_weights_only, str):
+            raise ValueError(
+                f"save_weights_only={save_weights_only!r}: expected True or False. The third"
+                " argument is a mode in horovod.keras and save_weights_only in"
+                f" horovod.tensorflow.keras: write mode={save_weights_only!r}"
+            )
         # Keras checks the ending of the name here; the caller's name replaces it.
         ending = ".weights.h5" if save_weights_only else ".keras"
         super().__init__(  # type: ignore[call-arg]

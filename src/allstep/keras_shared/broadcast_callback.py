@@ -21,22 +21,28 @@ class BroadcastGlobalVariables(Collective):
     """Copies the weights and the optimizer's state of one rank to all ranks, once per object.
 
     `root_rank`: the rank whose values are sent. `device`: not used; Horovod's signature.
-    `local_variables`: variables that keep the values of their rank (default: none).
+    `local_variables`: variables, or one of them, that keep the values of their rank (default:
+    none).
     """
 
-    def __init__(
-        self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None
-    ) -> None:
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.broadcast_done = False
-        self.local_variables = list(local_variables or ())
-        for each in self.local_variables:
-            if not self._keras.is_variable(each):
-                raise ValueError(
-                    f"local_variables: {type(each).__name__} is not a Keras variable; give a list"
-                    " such as layer.variables"
-                )
+        self.local_variables: list[Any] = []
+        given = () if local_variables is None else local_variables
+        # Not by its truth: a variable has none.
+        for each in [given] if self._keras.is_variable(given) else given:
+            self.register_local_var(each)
+
+    def register_local_var(self, var: Any) -> None:
+        """Let a variable keep the values of its rank. Raise ValueError for anything else."""
+        if not self._keras.is_variable(var):
+            raise ValueError(
+                f"local_variables: {type(var).__name__} is not a Keras variable; give a list"
+                " such as layer.variables"
+            )
+        self.local_variables.append(var)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcast now if all ranks have all weights, else after the first batch."""

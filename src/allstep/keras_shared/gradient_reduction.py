@@ -5,6 +5,11 @@ accumulated over `backward_passes_per_step`, reduced over the ranks, and the gra
 variables are scaled. State such as the number of passes is kept here, not in variables of the
 optimizer, so a saved model is that of the plain optimizer.
 
+The gradients of all steps go through one `GradientList`: nothing is negotiated, and the ranks match
+their lists by the order in which they use them. In the graph of a Session several reductions may
+run at the same time, in an order of its own on each rank, so there a step has a name and is a
+grouped allreduce (as in `allstep.tensorflow.gradients`).
+
 The original exception is kept here as well: TensorFlow and JAX replace it by one of their own.
 """
 
@@ -19,7 +24,7 @@ from allstep.hvd import kept_errors
 from allstep.hvd.gradient_list import GradientList
 from allstep.hvd.handles import perform_group
 from allstep.hvd.process_sets import ProcessSet
-from allstep.hvd.requests import Average, gathering
+from allstep.hvd.requests import Average, gathering, group_names, reduction
 
 
 @dataclass(frozen=True)
@@ -93,14 +98,15 @@ class Reduction:
 
     # A step
 
-    def step(self, arrays: Sequence[Array]) -> tuple[bool, list[Array]]:
+    def step(self, arrays: Sequence[Array], name: str | None = None) -> tuple[bool, list[Array]]:
         """Return whether to update the variables now, and with which gradients.
 
-        `arrays`: one for each spec; None where this rank has no gradient. Whatever is raised is
-        kept for `take_error`.
+        `arrays`: one for each spec; None where this rank has no gradient. `name`: by which the
+        ranks match the step where several may run at the same time; all ranks then have the same
+        gradients. Whatever is raised is kept for `take_error`.
         """
         try:
-            return self._step(list(arrays))
+            return self._step(list(arrays), name)
         except BaseException as error:
             # Frameworks also remove the cause: they raise errors `from None`.
             self._error = error, error.__cause__
@@ -118,7 +124,7 @@ class Reduction:
         error, self._error = self._error, None
         return error
 
-    def _step(self, arrays: list[Array]) -> tuple[bool, list[Array]]:
+    def _step(self, arrays: list[Array], name: str | None) -> tuple[bool, list[Array]]:
         passes = self.settings.passes
         if passes > 1:
             self.counter += 1
@@ -128,8 +134,8 @@ class Reduction:
             arrays = self._accumulated(arrays)
             self.counter = 0
         self._scale_local(arrays)
-        self._reduce_dense(arrays)
-        self._reduce_sparse(arrays)
+        self._reduce_dense(arrays, name)
+        self._reduce_sparse(arrays, name)
         return True, arrays
 
     def _accumulate(self, arrays: list[Array]) -> None:
@@ -190,17 +196,41 @@ class Reduction:
             else:
                 arrays[number] = array.div_(size) if self.in_place else array / size
 
-    def _reduce_dense(self, arrays: list[Array]) -> None:
+    def _reduce_dense(self, arrays: list[Array], name: str | None) -> None:
         if self._list is None:
             return
         given = [arrays[number] for number in self._shared]
         dense = [None if isinstance(array, Sparse) else array for array in given]
-        results = self._list.reduce(dense)
+        results = self._list.reduce(dense) if name is None else self._by_name(dense, name)
         for number, result in zip(self._shared, results, strict=True):
             if not isinstance(arrays[number], Sparse):
                 arrays[number] = result
 
-    def _reduce_sparse(self, arrays: list[Array]) -> None:
+    def _by_name(self, arrays: Sequence[Tensor | None], name: str) -> list[Tensor | None]:
+        """Return the arrays, reduced as a grouped allreduce of the engine."""
+        settings, present = self.settings, [array for array in arrays if array is not None]
+        if not present or not self._reduces():
+            return list(arrays)
+        pack = settings.compress or (lambda array: (array, None))
+        packed = [pack(each) for each in present]
+        names = group_names("grouped_allreduce", name, present)
+        how = settings.op, 1.0, 1.0, settings.process_set
+        results = perform_group(
+            [
+                reduction(sent.contiguous(), None, one, *how)
+                for (sent, _), one in zip(packed, names, strict=True)
+            ]
+        )
+        unpack = settings.decompress or (lambda result, ctx: result)
+        unpacked = iter([unpack(each, ctx) for each, (_, ctx) in zip(results, packed, strict=True)])
+        return [None if array is None else next(unpacked) for array in arrays]
+
+    def _reduces(self) -> bool:
+        """Return whether this rank has others to reduce with."""
+        process_set = self.settings.process_set
+        return process_set.included() and (process_set.size() or 1) > 1
+
+    def _reduce_sparse(self, arrays: list[Array], name: str | None) -> None:
         """Gather the rows of all ranks; their sum is the reduced gradient."""
         assert self._specs is not None
         process_set = self.settings.process_set
@@ -210,12 +240,13 @@ class Reduction:
             for number, array in enumerate(arrays)
             if isinstance(array, Sparse) and not self._specs[number].is_local
         ]
-        if not sparse or size == 1 or not process_set.included():
+        if not sparse or not self._reduces():
             return
         # Not a number of this object: one rank alone may make optimizers that it does not use.
         assert self._list is not None
+        key = name or self._list.key
         requests = [
-            gathering(each.contiguous(), f"{self._list.key}.{number}.{part}", process_set)
+            gathering(each.contiguous(), f"{key}.{number}.{part}", process_set)
             for number, array in sparse
             for part, each in zip(Sparse._fields, array, strict=True)
         ]

@@ -4,6 +4,9 @@ Arguments and results cross as DLPack views, without a copy. A gradient can be a
 memory (the gradient of w*w/2 is w), so it is only read; the results are in memory of our own, which
 TensorFlow releases when it has used them. In eager mode there is no graph to leave: the reduction
 is called directly, and its exceptions keep their class.
+
+In the graph of a Session, which runs independent operations at the same time, the ranks match a
+reduction by the name of its node.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +17,8 @@ from torch import Tensor
 
 from allstep.keras_shared.gradient_reduction import Array, Reduction, Sparse
 from allstep.tensorflow.bridge import is_plain, to_tensorflow, to_views
+from allstep.tensorflow.calls import name_of
+from allstep.tensorflow.gradients import needs_names
 
 IN_PLACE = False
 
@@ -77,14 +82,17 @@ def _reduce_in_graph(reduction: Reduction, grads: Sequence[Any]) -> tuple[Any, l
     """Add the operation to the graph that is being traced."""
     parts = [part for grad in grads for part in _parts(grad)]
     plain = [is_plain(part) for part in parts]
+    name: str | None = None
 
     def run(*tensors: Any) -> list[Any]:
-        updates, arrays = reduction.step(_arrays(grads, to_views(tensors, plain)))
+        updates, arrays = reduction.step(_arrays(grads, to_views(tensors, plain)), name)
         present = [array for array, grad in zip(arrays, grads, strict=True) if grad is not None]
         results = [to_tensorflow(part) for array in present for part in _array_parts(array)]
         return [updates, *results]
 
-    updates, *results = tf.py_function(run, parts, [tf.bool, *(part.dtype for part in parts)])
+    dtypes = [tf.bool, *(part.dtype for part in parts)]
+    updates, *results = tf.py_function(run, parts, dtypes, name="HorovodGradients")
+    name = name_of(updates.op) if needs_names() else None
     for result, part, is_sparse in zip(results, parts, _sparse_flags(grads), strict=True):
         # Ranks gather different numbers of rows.
         result.set_shape(part.shape if not is_sparse else [None, *part.shape[1:]])

@@ -24,6 +24,8 @@ No torch and no numpy: imports only from layers below `comm`. Start with `run_st
 `launcher`.
 """
 
+import os
+
 from allstep.launch.elastic import ElasticLauncher
 from allstep.launch.function import run
 from allstep.launch.hosts.discovery import Discovery, discover
@@ -32,9 +34,10 @@ from allstep.launch.hosts.srun import allocation, check_in_allocation
 from allstep.launch.hosts.ssh import parse_env_only
 from allstep.launch.job import Job
 from allstep.launch.launcher import RESUBMIT, Launcher
-from allstep.launch.roster import Policy
+from allstep.launch.roster import MAX_FAILURES, Policy
 
 __all__ = [
+    "MAX_FAILURES",
     "MAX_WORKERS",
     "RESUBMIT",
     "Discovery",
@@ -70,7 +73,8 @@ def launch(
     workers (default: os.environ). policy: makes the run elastic.
     """
     slots = num_workers if policy is None else policy.num_slots
-    job = Job(command, [Host("localhost", slots)], foreground=foreground)
-    if env is not None:
-        job = Job(command, job.hosts, env=env, foreground=foreground)
+    most = num_workers if policy is None else policy.most_ranks
+    environment = dict(os.environ) if env is None else env
+    hosts = [Host("localhost", slots)]
+    job = Job(command, hosts, env=environment, foreground=foreground, max_workers=most)
     return (Launcher(job) if policy is None else ElasticLauncher(job, policy)).run()

@@ -90,6 +90,10 @@ class HostConnection:
             return True
         return time.monotonic() > self.link_ended_at + _DYING_SECONDS
 
+    def why_it_is_over(self) -> str:
+        """Return why the link ended, before or after the hello."""
+        return self.why_it_did_not_start() if self.hello is None else self.why_it_ended()
+
     def why_it_ended(self) -> str:
         """Return, as part of a sentence, why the link ended after the hello."""
         if not self.remote:

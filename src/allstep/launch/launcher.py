@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO
 
 from allstep import wire
@@ -85,6 +85,8 @@ class Launcher:
         self.token = wire.new_token()
         # In an elastic run: those of its workers.
         self.tickets: wire.Tickets | None = None
+        # The ranks that records of faults have for those of `HostConnection.ranks`.
+        self.fault_ranks: Callable[[Iterable[int]], set[int]] = set
         self.store: wire.Server | None = None
         self.beater: threading.Thread | None = None
         self.ended = threading.Event()
@@ -289,13 +291,9 @@ class Launcher:
         connection.read_stderr()
         is_new = connection.link.ended and not connection.over
         if is_new and connection.knows_why_it_ended():
-            why = (
-                connection.why_it_did_not_start()
-                if connection.hello is None
-                else connection.why_it_ended()
-            )
+            why = connection.why_it_is_over()
             assert self.store is not None
-            if fault := fault_records.last_of(self.store, connection.ranks):
+            if fault := fault_records.last_of(self.store, self.fault_ranks(connection.ranks)):
                 why += f" (injected fault: {fault})"
             self.state.take(LinkEnded(self._moment(), host, why))
             # The run state may decide later what follows.

@@ -4,9 +4,9 @@
     hvd.broadcast_parameters(model.collect_params(), root_rank=0)
     trainer = hvd.DistributedTrainer(model.collect_params(), "sgd", {"learning_rate": 0.1})
 
-Names, arguments and results are those of Horovod 0.28.1; `docs/horovod.md` lists the differences
-and their reasons. MXNet is retired: its last release, 1.9.1, runs on a current numpy once
-`numpy_names` has added the names that numpy removed. Importing this package prepares that, so
+Names, arguments and results are those of Horovod 0.28.1; `docs/horovod-mxnet.md` lists the
+differences and their reasons. MXNet is retired: its last release, 1.9.1, runs on a current numpy
+once `numpy_names` has added the names that numpy removed. Importing this package prepares that, so
 `import mxnet` may follow it; a script that imports mxnet first needs `allstep run --as-horovod`.
 
 The operations wait for their result. With a trailing underscore the result is written into the
@@ -27,6 +27,8 @@ Every error is an MXNetError. For a wrong argument it is also a ValueError, and 
 for a failure between ranks it is also a HorovodInternalError.
 """
 
+# Before torch: both use one OpenMP library, which reads its number of threads when it is loaded.
+from allstep.mxnet import framework as _framework  # noqa: F401
 from allstep.mxnet.compression import Compression
 from allstep.mxnet.functions import allgather_object, broadcast_object, broadcast_parameters
 from allstep.mxnet.mpi_ops import (

@@ -9,11 +9,12 @@ never replaced.
 ```
 import mxnet  ->  the hook finds MXNet as Python would
               ->  adds the missing names to numpy        (only when mxnet is executed, not found)
+              ->  limits MXNet's threads to the worker's share (`framework_threads`)
               ->  executes mxnet
 ```
 
-This module imports nothing but the standard library, so a `sitecustomize` may load it by its path
-at the start of an interpreter, without allstep's packages.
+This module itself imports nothing but the standard library, so a `sitecustomize` may load it by its
+path at the start of an interpreter, without allstep's packages.
 """
 
 import re
@@ -99,6 +100,7 @@ class _Loader(Loader):
         import numpy
 
         add_missing_names(numpy)
+        _take_share_of_cores()
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -109,6 +111,18 @@ class _Loader(Loader):
                 self._loader.exec_module(module)
         except (AttributeError, ImportError, RuntimeError) as error:
             raise _explained(error, numpy.__version__) from error
+
+
+def _take_share_of_cores() -> None:
+    """Set OMP_NUM_THREADS, which MXNet reads while it is imported.
+
+    A Python that has no allstep, which the variable PYTHONPATH may reach too, is left as it is.
+    """
+    try:
+        from allstep.framework_threads import take_openmp
+    except ImportError:
+        return
+    take_openmp()
 
 
 def _explained(error: Exception, version: str) -> Exception:

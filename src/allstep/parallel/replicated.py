@@ -341,15 +341,13 @@ class ReplicatedOptimizer(Optimizer):
 
 
 def replicate(
-    optimizer: Optimizer, replicas: Replicas, size: int, *, share_weights: bool = False
+    optimizer: Optimizer, replicas: Replicas, size: int, update: ByOwners | None = None
 ) -> ReplicatedOptimizer:
     """Return an optimizer like `optimizer` that updates with the gradients of all `size` ranks.
 
-    All ranks call it together. `replicas`: parameters, process group and reduction.
-    `share_weights`: keep one copy of the weights for all ranks of a host; each rank updates a
-    slice. Then only the optimizer may change weights. Default: False.
+    All ranks call it together. `replicas`: parameters, process group and reduction. `update`: keeps
+    one copy of the weights for all ranks of a host; then only the optimizer may change weights.
     """
-    update = ByOwners(type(optimizer)) if share_weights and size > 1 else None
     made: ReplicatedOptimizer = wrapped(
         optimizer, ReplicatedOptimizer, **ratio_methods(optimizer, update)
     )
@@ -357,8 +355,8 @@ def replicate(
     made._reduces = size > 1
     if made._reduces:
         made._register_hooks()
-    if update is not None:
-        update.sharing(made)
+        if update is not None:
+            update.sharing(made)
     return made
 
 

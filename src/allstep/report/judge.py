@@ -25,6 +25,7 @@ from allstep.report.ending import (
 from allstep.report.judgement import Judgement, Rule
 from allstep.report.series import samples_per_epoch, steps, whole
 from allstep.report.split import slowest_by_line, split
+from allstep.report.worlds import longest
 from allstep.runlog import Fields, RunRecord, number
 
 SPIKE_FACTOR, SPIKE_OF_FIRST, SPIKE_WINDOW = 2.0, 0.1, 10
@@ -240,7 +241,5 @@ def _progress(record: RunRecord) -> str:
 
 
 def _host(record: RunRecord, rank: int) -> str:
-    world = record.starts[-1].get("world")
-    hosts = world.get("hosts") if isinstance(world, dict) else None
-    hosts = [str(host) for host in hosts] if isinstance(hosts, list) else []
+    hosts = longest(record).hosts
     return f" on {hosts[rank]}" if len(set(hosts)) > 1 and rank < len(hosts) else ""

@@ -94,10 +94,13 @@ def throughput(record: RunRecord, bins: int = 60) -> Series:
 def world_changes(record: RunRecord) -> tuple[tuple[float, str], ...]:
     """Return seconds of the run and text of each change of the workers of an elastic run."""
     clock = Clock(record)
+    return tuple((clock(line["time"]), str(line.get("text"))) for line in change_lines(record))
+
+
+def change_lines(record: RunRecord) -> list[Fields]:
+    """Return the events about changes of the workers, without the totals at the end of the run."""
     lines = [line for line in record.events if number(line, "gap") is not None]
-    return tuple(
-        (clock(line["time"]), str(line.get("text"))) for line in lines if not line.get("total")
-    )
+    return [line for line in lines if not line.get("total")]
 
 
 class Clock:

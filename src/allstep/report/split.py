@@ -6,10 +6,10 @@ even the slowest one waits is the cost of moving gradients.
 
     times[line, phase, rank]     seconds, phases in the order of PHASES
 
-This is one array for all lines, because a long run has millions of them.
+This is one array for all lines of a world, because a long run has millions of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.report.series import Clock, Series, steps, whole
+from allstep.report.worlds import longest, worlds
 from allstep.runlog import LARGEST, Fields, RunRecord
 
 PHASES = ("input", "compute", "wait", "update")
@@ -56,8 +57,8 @@ class Split:
 
 
 def split(record: RunRecord) -> Split | None:
-    """Return the split of the run without its first line; None if the record has no times."""
-    _, times = timed(steps(record))
+    """Return the split of the longest world without its first line; None if there are no times."""
+    _, times = timed(longest(record).lines)
     if not len(times):
         return None
     sums = (times[_WARMING_UP:] if len(times) > _WARMING_UP else times).sum(axis=0)
@@ -65,27 +66,33 @@ def split(record: RunRecord) -> Split | None:
 
 
 def slowest_by_line(record: RunRecord) -> list[int]:
-    """Return the rank with the most own work in each line."""
-    _, times = timed(steps(record))
+    """Return the rank with the most own work in each line of the longest world."""
+    _, times = timed(longest(record).lines)
     found: list[int] = _own(times).argmax(axis=1).tolist() if len(times) else []
     return found
 
 
 def lateness_over_seconds(record: RunRecord) -> Series:
-    """Return the slowest worker's own work divided by the mean, by line; empty for one worker."""
-    clock = Clock(record)
-    lines, times = timed(whole(steps(record)))
-    own = _own(times[_WARMING_UP:])
-    if own.shape[1] < 2 or not np.all(own.sum(axis=1) > 0):
-        return Series()
-    late: list[float] = (own.max(axis=1) / own.mean(axis=1)).tolist()
-    return Series(tuple(clock(line["time"]) for line in lines[_WARMING_UP:]), tuple(late))
+    """Return the slowest worker's own work divided by the mean, by line of each world.
+
+    A world of one worker has no points.
+    """
+    clock, points = Clock(record), list[tuple[float, float]]()
+    usual = {id(line) for line in whole(steps(record))}
+    for world in worlds(record):
+        lines, times = timed([line for line in world.lines if id(line) in usual])
+        own = _own(times[_WARMING_UP:])
+        if own.shape[1] >= 2 and np.all(own.sum(axis=1) > 0):
+            late: list[float] = (own.max(axis=1) / own.mean(axis=1)).tolist()
+            at = [clock(line["time"]) for line in lines[_WARMING_UP:]]
+            points += zip(at, late, strict=True)
+    return Series(tuple(x for x, _ in points), tuple(y for _, y in points))
 
 
-def timed(lines: list[Fields]) -> tuple[list[Fields], Times]:
-    """Return the lines that have the times of all workers, and these times.
+def timed(lines: Sequence[Fields]) -> tuple[list[Fields], Times]:
+    """Return the lines of a world that have the times of all workers, and these times.
 
-    After a resume with another number of workers, only the later lines count.
+    If the number of workers differs among the lines, only those with the last number count.
     """
     sizes = [_num_ranks(line) for line in lines]
     size = next((each for each in reversed(sizes) if each), 0)

@@ -1,7 +1,7 @@
 """The slow workers and hosts of a run, as rows of a table.
 
-The same search as during the run (`train.watch.straggler_watch`), over the step lines of the
-record. It also finds short stretches, which the run does not report.
+The same search as during the run (`train.watch.straggler_watch`), over the step lines of each world
+of the record. It also finds short stretches, which the run does not report.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from allstep.console.quantities import figure, milliseconds, seconds
 from allstep.report.series import counts, samples_per_epoch, steps
 from allstep.report.split import PHASES, timed
-from allstep.runlog import RunRecord, number
+from allstep.report.worlds import World, worlds
+from allstep.runlog import Fields, RunRecord, number
 from allstep.train.watch.straggler_report import advice
 from allstep.train.watch.straggler_watch import NETWORK, Interval, Straggler, StragglerWatch
 
@@ -42,35 +43,40 @@ def stragglers(record: RunRecord) -> Stragglers | None:
 
 def find(record: RunRecord) -> list[Straggler]:
     """Return the slow workers and hosts in the order of the run."""
-    intervals = _intervals(record)
-    if not intervals:
-        return []
-    watch = StragglerWatch(_hosts(record, intervals[0]), _MIN_INTERVALS, min_seconds=0.0)
-    changes = [change for each in intervals for change in watch.add(each)] + watch.close()
-    return [change.straggler for change in changes if change.has_ended]
-
-
-def _intervals(record: RunRecord) -> list[Interval]:
     lines = steps(record)
     sizes = {id(line): size for line, size in zip(lines, counts(lines), strict=True)}
-    chosen, times = timed(lines)
-    return [
-        Interval(
-            int(line["samples"]),
-            float(sizes[id(line)]),
-            number(line, "seconds") or 0.0,
-            dict(zip(PHASES, by_phase.tolist(), strict=True)),
-        )
+    return [found for world in worlds(record) for found in _of_world(world, sizes)]
+
+
+def _of_world(world: World, sizes: Mapping[int, float]) -> list[Straggler]:
+    """Return the stragglers among the workers of one world.
+
+    `sizes` has the samples since the line before, by `id` of a step line.
+    """
+    chosen, times = timed(world.lines)
+    if not chosen:
+        return []
+    size = times.shape[2]
+    hosts = world.hosts if len(world.hosts) == size else ("",) * size
+    watch = StragglerWatch(hosts, _MIN_INTERVALS, min_seconds=0.0)
+    changes = [
+        change
         for line, by_phase in zip(chosen, times, strict=True)
+        for change in watch.add(_interval(line, sizes[id(line)], by_phase.tolist()))
     ]
+    return [change.straggler for change in changes + watch.close() if change.has_ended]
 
 
-def _hosts(record: RunRecord, interval: Interval) -> list[str]:
-    """Return the host of each rank; all the same if the record does not name as many."""
-    world, size = record.starts[-1].get("world"), len(interval.times["wait"])
-    hosts = world.get("hosts") if isinstance(world, Mapping) else None
-    known = isinstance(hosts, list) and len(hosts) == size
-    return [str(host) for host in hosts] if known else [""] * size  # type: ignore[union-attr]
+def _interval(line: Fields, size: float, by_phase: list[list[float]]) -> Interval:
+    """Return a step line as an interval.
+
+    At the start of a world the line before it may be older than the interval: steps in between were
+    in progress when the world ended, or are repeated. So the line's own speed counts if it has one.
+    """
+    seconds, speed = number(line, "seconds") or 0.0, number(line, "images_per_second")
+    count = float(size) if speed is None else speed * seconds
+    times = dict(zip(PHASES, by_phase, strict=True))
+    return Interval(int(line["samples"]), count, seconds, times)
 
 
 def _row(found: Straggler, record: RunRecord, config: Mapping[str, object]) -> tuple[str, ...]:

@@ -9,9 +9,9 @@
     # after the first step:
     hvd.broadcast_variables(model.variables, root_rank=0)
 
-Names, arguments and results are Horovod 0.28.1's; `docs/horovod.md` lists the differences and
-their reasons. All operations work in eager mode, in `tf.function` and in graphs with a
-`tf.compat.v1.Session`, and have gradients.
+Names, arguments and results are Horovod 0.28.1's; `docs/horovod-tensorflow.md` lists the
+differences and their reasons. All operations work in eager mode, in `tf.function` and in graphs
+with a `tf.compat.v1.Session`, and have gradients.
 
 The operations share these arguments:
 

@@ -100,7 +100,7 @@ def _in_graph(
     outputs = tf.py_function(
         call, list(tensors), [spec.dtype for spec in results], name=_node_name(tensors, called)
     )
-    name = _name_of(outputs[0].op)
+    name = name_of(outputs[0].op)
     if called.ignore_name_scope:
         name = name.rsplit("/", 1)[-1]
     for output, spec in zip(outputs, results, strict=True):
@@ -109,7 +109,7 @@ def _in_graph(
     return list(outputs)
 
 
-def _name_of(node: Any) -> str:
+def name_of(node: Any) -> str:
     """Return a name that is unique in the graph that a Session runs.
 
     The branches of a tf.cond are graphs of their own, in which names begin again.

@@ -103,7 +103,7 @@ class Reduction:
         return in_order(grads, dense, self._reduce_sparse(sparse, scope))
 
     def _reduce_dense(self, grads: Sequence[Any], names: Sequence[str], scope: str) -> list[Any]:
-        work = _by_name if _needs_names() or self.op == Adasum else _as_list(names)
+        work = _by_name if needs_names() or self.op == Adasum else _as_list(names)
         called = Called("HorovodGradients", _scoped(scope))
 
         @with_gradient
@@ -158,7 +158,7 @@ def _scoped(scope: str) -> str | None:
     return None if tf.executing_eagerly() or not scope else scope
 
 
-def _needs_names() -> bool:
+def needs_names() -> bool:
     """Return whether operations may run at the same time: in the graph of a Session."""
     return not tf.compat.v1.executing_eagerly_outside_functions()
 

@@ -7,9 +7,9 @@ ever. So each Session gets a pool with a thread for every collective of its grap
 least NUM_THREADS; `tf.function` needs none of this, because it runs collectives one by one.
 
 TensorFlow offers no place to set this after its first operation except the config of a Session, so
-`Session.__init__` is replaced by a function that adds it: at `hvd.init()`, or with the first
-collective in a graph if another front-end was initialized. A config of the user keeps all its other
-values; a larger number of threads of the user stays.
+`Session.__init__` is replaced by a function that adds it: at `hvd.init()`, for Keras 2 when its
+front-end is imported, or with the first collective in a graph if another one was initialized. A
+config of the user keeps all its other values; a larger number of threads of the user stays.
 """
 
 import functools

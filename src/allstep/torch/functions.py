@@ -1,7 +1,7 @@
 """Broadcasts of whole values: parameters, the state of an optimizer, any object."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from allstep import faults
+from allstep.engine import Request
 from allstep.hvd import objects
-from allstep.hvd.handles import synchronize
+from allstep.hvd.handles import enqueue_group, synchronize
 from allstep.hvd.objects import broadcast_object
 from allstep.hvd.place import rank
-from allstep.torch.ops_async import broadcast_async_
+from allstep.hvd.process_sets import global_process_set
+from allstep.hvd.requests import broadcasting
 
 __all__ = [
     "allgather_object",
@@ -42,7 +44,7 @@ def broadcast_parameters(params: Mapping[str, Tensor] | list[Any], root_rank: in
             f"invalid params of type {type(params).__name__}: give model.state_dict(), or"
             " list(model.named_parameters())"
         )
-    _wait_for(broadcast_async_(tensor, root_rank, name) for name, tensor in named)
+    _broadcast_all(named, root_rank)
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
@@ -73,11 +75,11 @@ def broadcast_optimizer_state(
     with getattr(optimizer, "whole_state", nullcontext)():
         tensors = _take_state(optimizer, owners, plan["state"])
         seen: Counter[str] = Counter()
-        handles = []
+        named: list[tuple[str | None, Tensor]] = []
         for name, tensor in tensors:
             seen[name] += 1
-            handles.append(broadcast_async_(tensor, root_rank, f"{name}.{seen[name]}"))
-        _wait_for(handles)
+            named.append((f"{name}.{seen[name]}", tensor))
+        _broadcast_all(named, root_rank)
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,15 @@ def _taken(value: Any, present: Any, owner: Any) -> Any:
     return value.room(present, owner) if isinstance(value, _Shape) else value
 
 
-def _wait_for(handles: Iterable[int]) -> None:
-    """Start all operations, then wait for each."""
-    for handle in list(handles):
+def _broadcast_all(named: Sequence[tuple[str | None, Tensor]], root_rank: int) -> None:
+    """Copy the root's tensors to all ranks, in place.
+
+    The requests are submitted as one group for each device, so that the ranks agree once instead of
+    once for each tensor. The names are those of single broadcasts.
+    """
+    groups: dict[Any, list[Request]] = {}
+    for name, tensor in named:
+        request = broadcasting(tensor, tensor, root_rank, name, global_process_set)
+        groups.setdefault(tensor.device, []).append(request)
+    for handle in [enqueue_group(requests) for requests in groups.values()]:
         synchronize(handle)

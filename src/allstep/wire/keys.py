@@ -15,13 +15,14 @@ key                              writer    value
                                            cores, addresses. `generation`: the one that it left,
                                            or null. `updates`: how many it has applied
 `elastic/place/<worker>/<n>`     launcher  JSON: its n-th place: `generation`, `rank`, `cards` of
-                                           all ranks, `source`, `new`, `behind`, `reason`; or
+                                           all ranks, `source`, `new`, `behind`, `reason`,
+                                           `faults` (`faults.elastic`, in its first place); or
                                            `dismissed`: why it has none, `code`: its exit code,
                                            and `saves`: whether it saves its state first
 `elastic/end/<generation>`       launcher  text: why the generation has ended
 `elastic/change/<gen.>/<n>`      launcher  text: "grow", "shrink" or "mixed": the members should
                                            leave the generation after their step; the n-th time
-`elastic/progress/<worker>`      worker    JSON: the generation, and how many updates it has
+`elastic/progress/<w.>/steps`    worker    JSON: the generation, and how many updates it has
                                            applied
 ===============================  ========  ======================================================
 
@@ -82,4 +83,9 @@ def change_of(generation: int, number: int) -> str:
 
 def progress_of(ticket: str) -> str:
     """Return the key under which a worker reports its steps."""
-    return f"elastic/progress/{worker_of(ticket)}"
+    return f"elastic/progress/{worker_of(ticket)}/steps"
+
+
+def all_of(ticket: str) -> tuple[str, ...]:
+    """Return the prefixes of all keys of a worker: its requests, the answers, its progress."""
+    return tuple(f"elastic/{what}/{worker_of(ticket)}/" for what in ("ask", "place", "progress"))

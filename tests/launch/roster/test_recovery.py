@@ -262,6 +262,8 @@ def test_no_state_left() -> None:
     assert code == 1
     assert "rank 1 on a failed first of 2: exit code 1" in text
     assert "no state left: all 2 workers of generation 0" in text
+    # Horovod's text (contract 3.4).
+    assert "unable to broadcast state" in text
 
 
 def test_nothing_starts_once_the_run_stops() -> None:

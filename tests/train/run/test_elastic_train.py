@@ -1,121 +1,36 @@
 """`allstep train --min-workers`: workers are killed, the others continue in memory, others join.
 
-The reference of a run is a chain of runs in fixed worlds: each is stopped at the position at which
-the world changed, and resumed from its checkpoint with the next number of workers.
+Random kills are in `test_random_kills`, other faults in `test_elastic_faults`.
 """
 
-import contextlib
-import filecmp
-import os
-import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
+import torch
 
 from allstep import runlog
+from allstep.train import read_config
 from allstep.train.checkpoint import write_and_read as checkpoint
-from support.ranks import Ranks, clean_environment, shared_memory_files, wait_until
+from allstep.train.step.build import shares_weights
+from allstep.world import World
+from support.elastic_training import (
+    ENVIRONMENT,
+    EPOCH,
+    OVERRIDES,
+    assert_same_end,
+    chain,
+    changes,
+    command,
+    complete,
+    work_until,
+    workers_of,
+)
+from support.ranks import Ranks, clean_environment, wait_until
 
 pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.timeout(300)]
-
-# Running statistics, dropout, a moving average, random crops, uneven batches.
-OVERRIDES = [
-    *("digits", "batch=50", "save.seconds=1", "log_every=1", "data.validation=100"),
-    *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5"),
-    *("ema.decay=0.9", "data.augment=PadAndCrop(8, pad=1)", "label_smoothing=0.1"),
-    "precision=float32",
-]
-SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
-ENVIRONMENT = {**clean_environment(), "OMP_NUM_THREADS": "1"}
-
-
-def command(out: Path, *more: str, workers: int = 3, least: int = 1) -> list[str]:
-    options = ["--workers", str(workers), "--min-workers", str(least), "--out", str(out)]
-    return [sys.executable, "-m", "allstep", "train", *OVERRIDES, *options, *more]
-
-
-def complete(out: Path, *more: str, workers: int = 3, least: int = 1) -> str:
-    """Run to the end and return the output."""
-    before = shared_memory_files()
-    done = subprocess.run(
-        command(out, *more, workers=workers, least=least),
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert shared_memory_files() == before
-    return done.stdout + done.stderr
-
-
-def changes(out: Path) -> list[dict[str, Any]]:
-    """Return the events about changes of the world."""
-    events = runlog.read(out / "run.jsonl").events
-    return [dict(event) for event in events if "position" in event]
-
-
-def work_until(overrides: list[str], out: Path, stop_at: int | None, is_due: bool) -> None:
-    """Train as a worker of a fixed world, and stop at this number of samples.
-
-    is_due: stop before what is due after the last step, an evaluation.
-    """
-    from allstep.train.health.stop_request import Stopping
-    from allstep.train.run import loop
-    from allstep.train.run.train_request import TrainRequest
-    from allstep.train.run.worker import work
-
-    reached = []
-    original = loop.reduce_step
-
-    def noted(trainer: Any, batch: Any, num_samples: int, clock: Any) -> Any:
-        if stop_at is not None and batch.position + num_samples >= stop_at:
-            reached.append(True)
-        return original(trainer, batch, num_samples, clock)
-
-    class StopThere(Stopping):
-        @property
-        def why(self) -> str | None:
-            return "reached" if reached else None
-
-        def must_leave(self) -> bool:
-            return bool(reached) and is_due
-
-    loop.reduce_step, loop.Stopping = noted, StopThere  # type: ignore[misc]
-    source, *keys = overrides
-    work(TrainRequest(source, keys, out=out, resume=True))
-
-
-def chain(
-    ranks: Ranks, overrides: list[str], out: Path, first: int, run: Path, last: int | None = None
-) -> None:
-    """Train the reference of `run`, which started with `first` workers and stopped at `last`."""
-    moves = changes(run)
-    sizes = [first, *(event["workers"] for event in moves)]
-    stops = [*((event["position"], event["due"]) for event in moves), (last, False)]
-    for size, (stop_at, is_due) in zip(sizes, stops, strict=True):
-        if stop_at != 0:
-            # Threads decide the order of sums.
-            env = {"OMP_NUM_THREADS": "1"}
-            ranks(size, work_until, overrides, out, stop_at, is_due, env=env)
-
-
-def assert_same_end(ours: Path, theirs: Path) -> None:
-    first, second = (checkpoint.written(each / "checkpoints")[0] for each in (ours, theirs))
-    assert first.name == second.name
-    names = sorted(path.name for path in first.iterdir())
-    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])
-    tests = [runlog.read(out / "run.jsonl").evals[-1] for out in (ours, theirs)]
-    assert tests[0]["part"] == tests[1]["part"] == "test"
-    assert tests[0]["loss"] == tests[1]["loss"]
 
 
 def test_rank_0_is_killed_and_the_others_end_with_the_bits_of_a_restore(
@@ -127,6 +42,8 @@ def test_rank_0_is_killed_and_the_others_end_with_the_bits_of_a_restore(
     first, *_ = changes(run)
     assert first["position"] == 26 * 50 + 37 + 12 * 50 and first["workers"] == 2
     assert "lost rank 0 on localhost: killed by signal 9 (SIGKILL); 2 workers continue" in output
+    # The new rank 0 prints no second banner, and writes a file of events of its own.
+    assert output.count(" trains digits") == 1 and len(list((run / "tensorboard").iterdir())) == 2
     record = runlog.read(run / "run.jsonl")
     assert len(record.starts) == 1 and record.end is not None
     positions = [step["samples"] for step in record.steps]
@@ -137,14 +54,19 @@ def test_rank_0_is_killed_and_the_others_end_with_the_bits_of_a_restore(
     assert_same_end(run, tmp_path / "reference")
 
 
-# A worker that ends itself at given points: `NUMBER:POINT:WHEN`, where WHEN is a step for `reduce`
-# and `update`, else the first generation that counts.
+# A worker that ends itself at given points: `NUMBER:POINT:WHEN`, where WHEN is a step for `reduce`,
+# `update`, `within` and `miss`, else the first generation that counts. `within` is in an update of
+# shared weights: half of what the worker owns is neither old nor new. Those that `miss` stay alive:
+# they have done their part in the exchange of a step, or in an evaluation, but do not get its result.
 DRIVER = """
 import os, signal, sys, time
 from pathlib import Path
 
 from allstep.comm.join.membership import membership
+from allstep.errors import PeerLost
+from allstep.parallel.updates import by_owners
 from allstep.train.run import loop, worker
+from allstep.train.step.after_step import AfterStep
 from allstep.train.run.worlds import generations
 from allstep.train.run.train_request import TrainRequest
 
@@ -157,6 +79,37 @@ def maybe_die(point, when):
     if any(point == name and when >= first for name, first in mine):
         print(f"worker {number} ends itself: {point} {when}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+# The file that shows that a worker has come so far.
+def passed(what):
+    return Path(f"{out}.{what}-{position()}")
+
+
+def maybe_miss(point, when, what):
+    for planned in [each for each in mine if each[0] == point and when >= each[1]]:
+        mine.remove(planned)
+        # Not before another worker has the result: it shall not lose this one before.
+        while not passed(what).exists():
+            time.sleep(0.01)
+        print(f"worker {number} does not get the result: {point} {when}", flush=True)
+        raise PeerLost(f"injected: no result for worker {number}")
+
+
+def after(holder, name, act):
+    original = getattr(holder, name)
+
+    def acted(*args, **options):
+        result = original(*args, **options)
+        act()
+        return result
+
+    setattr(holder, name, acted)
+
+
+def note_load(*_):
+    if worker_of[0]._run is not None:
+        print(f"worker {number} is behind and takes the state", flush=True)
 
 
 def before(module, name, act):
@@ -196,7 +149,18 @@ def position():
     return worker_of[0]._run.job.progress.updates + 1 if worker_of else 0
 
 
+def spoil(sharing):
+    if ("within", position()) in mine:
+        tensors = [*sharing.ranges.values()]
+        states = [value for each in sharing.inner.state.values() for value in each.values()]
+        for tensor in [*tensors[: len(tensors) // 2 + 1], *states[: len(states) // 2 + 1]]:
+            if hasattr(tensor, "fill_"):
+                tensor.fill_(float("nan"))
+        maybe_die("within", position())
+
+
 worker_of = []
+before(by_owners._Sharing, "_keep_state", spoil)
 before(generations.Generations, "__init__", lambda self, *_: worker_of.append(self))
 before(loop, "reduce_step", at_step)
 before(loop, "update_weights", lambda *_: maybe_die("update", position()))
@@ -208,6 +172,15 @@ before(
     lambda world, *_: maybe_die("broadcast", world.generation) if world.generation else None,
 )
 before(worker.comm, "init", lambda *_: maybe_die("standby", 0))
+before(generations, "load", note_load)
+after(AfterStep, "exchange", lambda: maybe_miss("miss", position(), "update"))
+after(loop, "update_weights", lambda: passed("update").touch())
+after(
+    loop.Run,
+    "_num_bad",
+    lambda: maybe_miss("miss-evaluation", membership().place.generation, "evaluation"),
+)
+before(loop.Run, "_grow", lambda *_: passed("evaluation").touch())
 overrides = Path(sys.argv[2]).read_text().split("\\n")
 worker.work(TrainRequest(overrides[0], overrides[1:], out=Path(out)))
 """
@@ -232,7 +205,9 @@ def run_driver(
     assert done.returncode == 0, done.stdout + done.stderr
     for kill in kills:
         who, point, _ = kill.split(":")
-        assert f"worker {who} ends itself: {point}" in done.stdout, done.stdout + done.stderr
+        does = "does not get the result" if point.startswith("miss") else "ends itself"
+        assert f"worker {who} {does}: {point}" in done.stdout, done.stdout + done.stderr
+    (folder / "output").write_text(done.stdout)
     return out
 
 
@@ -251,6 +226,64 @@ def test_workers_die_in_every_phase_and_no_bit_is_lost(ranks: Ranks, tmp_path: P
     assert_same_end(run, tmp_path / "reference")
 
 
+def test_owners_of_shared_weights_die_within_their_updates(ranks: Ranks, tmp_path: Path) -> None:
+    """The first owner in the first update, then one in the middle, then the last one: the weights
+    are those of the last whole update."""
+    kills = ["0:within:1", "2:within:12", "3:within:20"]
+    overrides = [*OVERRIDES, "epochs=2", "share_weights=true"]
+    run = run_driver(tmp_path, kills, workers=4, wait_until=0, overrides=overrides)
+    moves = changes(run)
+    positions = [step["samples"] for step in runlog.read(run / "run.jsonl").steps]
+    assert positions == sorted(set(positions)) and positions[-1] == 2 * 1337
+    assert [each["position"] for each in moves if each["lost"]] == [0, 11 * 50, 19 * 50]
+    assert runlog.read(run / "run.jsonl").start["undo_bytes"] > 0
+    chain(ranks, overrides, tmp_path / "reference", 4, run)
+    assert_same_end(run, tmp_path / "reference")
+
+
+@pytest.mark.parametrize(
+    ("given", "is_elastic", "expected"),
+    [("auto", False, True), ("auto", True, False), ("true", True, True), ("false", True, False)],
+)
+def test_an_elastic_run_shares_weights_only_if_requested(
+    given: str, is_elastic: bool, expected: bool
+) -> None:
+    model, cpu = torch.nn.Linear(5000, 6000, device="meta"), torch.device("cpu")
+    config = read_config("digits", [f"share_weights={given}", "precision=float32"])
+    world = World(0, 2, 0, 2, 0, 1, "h1", "allstep")
+    assert shares_weights(config, world, model, cpu, is_elastic) is expected
+
+
+def test_a_worker_that_is_lost_before_the_run_begins_is_reported(tmp_path: Path) -> None:
+    """In the first exchange of all ranks, before rank 0 has claimed the run folder."""
+    run = run_driver(
+        tmp_path, ["1:enter:0"], workers=2, wait_until=0, overrides=[*OVERRIDES, "epochs=1"]
+    )
+    first, *_ = changes(run)
+    assert "killed by signal 9 (SIGKILL); 1 worker continues from sample 0 after " in first["text"]
+    assert (first["position"], first["workers"], first["lost"]) == (0, 1, 1)
+    assert runlog.read(run / "run.jsonl").events[-1]["lost"] == 1
+
+
+def test_survivors_are_one_commit_apart(ranks: Ranks, tmp_path: Path) -> None:
+    """Rank 0 dies before its update 9, and worker 2 does not get the sum of that step: worker 1 has
+    committed it alone, and worker 2 takes its state. Later worker 1 does not get the score of an
+    evaluation that worker 2 has; both are alive."""
+    kills = ["0:update:9", "2:miss:9", "1:miss-evaluation:1"]
+    overrides = [*OVERRIDES, "epochs=3"]
+    run = run_driver(tmp_path, kills, workers=3, wait_until=1, overrides=overrides)
+    first, *others = changes(run)
+    assert (first["position"], first["workers"], first["due"]) == (9 * 50, 2, False)
+    assert any(each["position"] % EPOCH == 0 and not each["due"] for each in others)
+    output = (tmp_path / "output").read_text()
+    for worker in (2, 1):
+        assert f"worker {worker} is behind and takes the state" in output
+    positions = [step["samples"] for step in runlog.read(run / "run.jsonl").steps]
+    assert positions == sorted(set(positions)) and positions[-1] == 3 * EPOCH
+    chain(ranks, overrides, tmp_path / "reference", 3, run)
+    assert_same_end(run, tmp_path / "reference")
+
+
 def test_below_the_minimum_the_state_is_saved_and_the_run_resumes(tmp_path: Path) -> None:
     """The replacement comes after 1 s, so that half a second is over before."""
     options = ["epochs=2", "--elastic-timeout", "0.5", "--fault", "kill@rank=0,step=20"]
@@ -263,8 +296,12 @@ def test_below_the_minimum_the_state_is_saved_and_the_run_resumes(tmp_path: Path
     )
     assert done.returncode == 75, done.stdout + done.stderr
     assert "1 of at least 2 workers are left: waiting up to 0.5 s" in done.stderr
+    assert "1 worker lost, 0 joined, " in done.stdout
     assert checkpoint.written(tmp_path / "run" / "checkpoints")[0].name == f"{19 * 50:012}"
     complete(tmp_path / "run", "epochs=2", "--resume", "auto", workers=2, least=2)
+
+
+TWO_TO_FOUR = ["--workers", "2", "--min-workers", "2", "--max-workers", "4"]
 
 
 @pytest.mark.parametrize(
@@ -282,8 +319,9 @@ def test_below_the_minimum_the_state_is_saved_and_the_run_resumes(tmp_path: Path
             "--elastic-timeout 0: expected seconds above 0",
         ),
         (
-            ["--workers", "2", "--min-workers", "1", "share_weights=true"],
-            "share_weights=true in an elastic run",
+            # Two workers have two samples each; a later start with more would be refused, too.
+            ["batch=4", "model.norm=batch", *TWO_TO_FOUR],
+            "4 samples on 3 workers in 1 micro-batch each are 1 at a time",
         ),
     ],
 )
@@ -345,42 +383,6 @@ def test_the_command_of_the_readme(tmp_path: Path) -> None:
     assert "1 worker lost, " in done.stdout and "0 samples lost" in done.stdout
 
 
-def workers_of(run: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Return the living workers of a launcher, without their helper processes."""
-    found = []
-    if run.poll() is not None:
-        return found
-    for process in psutil.Process(run.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if "--min-workers" not in process.cmdline() and "ALLSTEP_TICKET" in process.environ():
-                parent = process.parent()
-                if parent is not None and "ALLSTEP_TICKET" not in parent.environ():
-                    found.append(process)
-    return found
-
-
-@contextlib.contextmanager
-def started(out: Path, *more: str, workers: int, least: int = 1) -> Iterator[subprocess.Popen[str]]:
-    """Start a run, and remove what is left of it afterwards."""
-    with (out.parent / "output").open("a") as output:
-        run = subprocess.Popen(
-            command(out, *more, workers=workers, least=least),
-            env=ENVIRONMENT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            yield run
-        finally:
-            if run.poll() is None:
-                for process in [*psutil.Process(run.pid).children(recursive=True), run]:
-                    with contextlib.suppress(psutil.Error):
-                        process.kill()
-            run.wait(30)
-
-
 def wait_for_world(run: subprocess.Popen[str], out: Path, size: int, after: int) -> int:
     """Wait for a change to `size` workers beyond the first `after` changes; return their number."""
 
@@ -404,8 +406,10 @@ EXACT = ["precision=float64", "model=small-cnn", "model.norm=none", "model.optio
 def test_growing_to_four_and_back_computes_what_one_worker_does(
     ranks: Ranks, tmp_path: Path
 ) -> None:
+    """Also with shares by speed: each change of the workers records that they are even again."""
     run = tmp_path / "run"
     overrides = ["digits", "batch=50", "epochs=400", "log_every=1", *EXACT, "save.seconds=100"]
+    overrides.append("shares=speed")
     options = ["--workers", "1", "--min-workers", "1", "--max-workers", "4", "--out", str(run)]
     with (tmp_path / "output").open("w") as output:
         training = subprocess.Popen(
@@ -431,43 +435,11 @@ def test_growing_to_four_and_back_computes_what_one_worker_does(
     ranks(1, work_until, overrides, tmp_path / "alone", last, False, env=env)
     alone = {step["samples"]: step for step in runlog.read(tmp_path / "alone" / "run.jsonl").steps}
     assert len({len(step["wait"]) for step in steps}) >= 2
+    events = runlog.read(run / "run.jsonl").events
+    shares = [event for event in events if "shares" in event]
+    for move in changes(run):
+        at = [event for event in shares if event["samples"] == move["position"]]
+        assert [1] * move["workers"] in [event["shares"] for event in at], (move, shares)
+        assert move["hosts"] == ["localhost"] * move["workers"]
     for step in steps:
         assert step["loss"] == pytest.approx(alone[step["samples"]]["loss"], rel=1e-10, abs=1e-10)
-
-
-def position(run: subprocess.Popen[str], out: Path, beyond: int) -> int:
-    """Return the last recorded position if it is beyond another one, of 3 workers; else 0."""
-    assert run.poll() is None, (out.parent / "output").read_text()
-    if not (out / "run.jsonl").exists() or len(workers_of(run)) < 3:
-        return 0
-    steps = runlog.read(out / "run.jsonl").steps
-    # The last member of a world has the only state.
-    if not steps or len(steps[-1]["wait"]) < 3:
-        return 0
-    return steps[-1]["samples"] if steps[-1]["samples"] > beyond else 0
-
-
-def test_random_kills_with_spares(ranks: Ranks, tmp_path: Path) -> None:
-    """20 kills in one run in `make soak`, 2 in `make test`; a spare replaces each at once."""
-    run, draws, kills = tmp_path / "run", random.Random(17), 20 if SOAK else 2
-    with started(run, "epochs=2000", "--spares", "1", workers=3) as training:
-        samples = 0
-        for _ in range(kills):
-            samples = wait_until(partial(position, training, run, beyond=samples), 120)
-            # Rank 0 may be hit, too. A slot whose workers finish no step is given up, so the
-            # newest worker, which may wait as a spare, is left alone.
-            oldest = sorted(workers_of(training), key=psutil.Process.create_time)[:-1]
-            draws.choice(oldest).kill()
-            time.sleep(1 + draws.random())
-        wait_until(lambda: position(training, run, beyond=samples), 120)
-        training.send_signal(signal.SIGTERM)
-        assert training.wait(60) == 75, (tmp_path / "output").read_text()
-    # The reference stops where this run stopped.
-    last = int(checkpoint.written(run / "checkpoints")[0].name)
-    overrides = [*OVERRIDES, "epochs=2000"]
-    chain(ranks, overrides, tmp_path / "reference", 3, run, last)
-    first, second = (
-        checkpoint.written(each / "checkpoints")[0] for each in (run, tmp_path / "reference")
-    )
-    names = sorted(path.name for path in first.iterdir())
-    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])

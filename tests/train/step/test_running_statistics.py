@@ -147,16 +147,21 @@ def test_all_ranks_learn_of_the_whole_step(ranks: Ranks, by_rank: bool) -> None:
 
 
 def restored_buffers() -> list[dict[str, torch.Tensor]]:
-    """Return the buffers after a whole step, and after a second one that failed before its sum."""
+    """Return the buffers after a whole step, and after further ones that failed.
+
+    The second step fails before its sum, the third one after it, in the update.
+    """
     world = allstep.init()
     model = nn.ModuleList([nn.BatchNorm2d(3), Own()])
     statistics = RunningStatistics(model, keeps=True)
     found = []
-    for step in range(2):
+    for step in range(3):
         for module in model:
             module(inputs(world.rank, step, 2 + world.rank))
-        if step == 0:
+        if step != 1:
             statistics.average(2 + world.rank)
+        if step == 0:
+            statistics.keep()
         else:
             statistics.restore()
         found.append({name: value.clone() for name, value in model.state_dict().items()})
@@ -164,7 +169,9 @@ def restored_buffers() -> list[dict[str, torch.Tensor]]:
 
 
 def test_a_step_that_failed_leaves_the_buffers_of_the_last_whole_one(ranks: Ranks) -> None:
-    for whole, restored in ranks(2, restored_buffers):
-        assert whole.keys() == restored.keys()
-        for name, value in whole.items():
-            assert torch.equal(value, restored[name]), name
+    for whole, *others in ranks(2, restored_buffers):
+        assert len(others) == 2
+        for restored in others:
+            assert whole.keys() == restored.keys()
+            for name, value in whole.items():
+                assert torch.equal(value, restored[name]), name

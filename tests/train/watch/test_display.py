@@ -49,6 +49,30 @@ def a_run(shown: Display) -> None:
     shown.end(RESULT)
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_next_rank_0_of_an_elastic_run_continues_without_a_banner(terminal: bool) -> None:
+    """The lost one has printed it. A progress bar continues at the position of the run."""
+    stream = io.StringIO()
+    shown = Display(Console(file=stream, force_terminal=terminal, width=140, highlight=False))
+    shown.take_over(opening(position=640))
+    assert (shown.bar is not None) == terminal
+    if shown.bar is not None:
+        (task,) = shown.bar.tasks
+        assert (task.completed, task.total) == (640, 2000)
+        assert task.fields["epoch"] == "1/2"
+    shown.event("lost rank 0")
+    shown.progress(progress(1280))
+    shown.evaluated(Evaluated(2, 2000, SCORE, SCORE, 2.0))
+    shown.close()
+    text = stream.getvalue()
+    assert "trains" not in text and "run folder" not in text
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert terminal or lines == [
+        "note: lost rank 0",
+        "epoch 2/2  loss 0.500  accuracy 91.2%  validation 91.2%       640 images/s  2.0 s",
+    ]
+
+
 def test_plain_lines_where_there_is_no_terminal() -> None:
     text = show(a_run)
     assert "\x1b" not in text and "\r" not in text
@@ -139,6 +163,15 @@ def test_the_banner_shows_what_runs_where() -> None:
         ("schedule", "2 epochs: warm-up of 0.1, then cosine"),
         ("run folder", "/out"),
     ]
+
+
+def test_the_banner_shows_the_cost_of_shared_weights_in_an_elastic_run() -> None:
+    lines = dict(banner(opening(share_weights=True, undo_nbytes=244_403_360)))
+    expected = (
+        "one copy on each host; updates keep an undo copy of 244 MB and the optimizer's state"
+    )
+    assert lines["weights"] == expected
+    assert dict(banner(opening()))["weights"] == "each worker has its own"
 
 
 def test_the_banner_shows_what_is_special() -> None:

@@ -198,19 +198,44 @@ def test_the_line_of_a_running_run() -> None:
 
 
 def test_other_workers_are_watched_from_the_start() -> None:
-    """An elastic run continues with three of two hosts; there is no word about hosts then."""
+    """An elastic run continues with three; its change names their hosts."""
     heard = Heard()
     callbacks = with_straggler_report([heard])
     config = CONFIG.model_copy(update={"shares": "speed"})
     callbacks.start(opening(config=config, hosts=("a", "b")))
     for number in range(9):
         sent(callbacks, number, [1.0, 2.6])
+    callbacks.event("1 worker joined", hosts=["a", "b", "b"], gap=0.1)
     for number in range(9, 20):
         sent(callbacks, number, [1.0, 2.6, 1.0])
-    ((text, _),) = heard.lines
-    assert text.startswith("worker 1 is 2.3 times slower than the others since sample 5,760 (30 s)")
+    (_, (text, _)) = heard.lines
+    assert text.startswith(
+        "worker 1 on b is 2.3 times slower than the others since sample 5,760 (30 s)"
+    )
     assert text.endswith(
-        "look for other processes and a low clock rate on the machine (`allstep doctor`)"
+        "look for other processes and a low clock rate on its host (`allstep doctor`)"
+    )
+
+
+def test_a_change_of_the_workers_ends_what_was_found() -> None:
+    """A spare on another host replaces the slow worker, and is slow as well."""
+    heard = Heard()
+    callbacks = with_straggler_report([heard])
+    callbacks.start(opening(hosts=("a", "b")))
+    for number in range(11):
+        sent(callbacks, number, [1.0, 2.6])
+    callbacks.event("lost rank 1", hosts=["a", "c"], gap=0.1)
+    for number in range(11, 21):
+        sent(callbacks, number, [1.0, 2.6])
+    found, _, (ended, figures), again = heard.lines
+    assert found[0].startswith("host b (worker 1) is 2.3 times slower")
+    assert ended == (
+        "host b (worker 1) was slow until the workers changed after sample 7,040; it cost 244"
+        " images/s for 33 s"
+    )
+    assert figures["samples"] == 7040 and figures["straggler"]["has_ended"]
+    assert again[0].startswith(
+        "host c (worker 1) is 2.3 times slower than the others since sample 7,040 (30 s)"
     )
 
 

@@ -86,10 +86,14 @@ def test_tensorboard_reads_all_figures(tmp_path: Path, read: Any) -> None:
         assert found[tag] == pytest.approx(values), tag
 
 
-def test_a_resumed_run_discards_what_came_after_its_checkpoint(tmp_path: Path, read: Any) -> None:
+@pytest.mark.parametrize("how", ["start", "take_over"])
+def test_a_resumed_run_discards_what_came_after_its_checkpoint(
+    how: str, tmp_path: Path, read: Any
+) -> None:
+    """Also the next rank 0 of an elastic run: the lost one has written steps that are repeated."""
     for position, sent in [(0, (100, 200, 300, 400)), (200, (350, 450))]:
         board = TensorBoard(tmp_path / "tensorboard")
-        board.start(opening(tmp_path, position=position))
+        getattr(board, how if position else "start")(opening(tmp_path, position=position))
         for samples in sent:
             board.progress(progress(samples))
         board.close()

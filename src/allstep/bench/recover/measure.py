@@ -1,4 +1,4 @@
-"""How long does a run pause when a worker is killed?
+"""How long does a run pause when a worker is killed, and how long does it take to form a world?
 
 | contender | what it is |
 |---|---|
@@ -14,20 +14,28 @@ one turn before any of them gets the next.
 
 Forming alone is measured with workers that only sum, on three groups: 3 -> 2 and 8 -> 7 workers,
 and 3 -> 2 with new shared memory, as after the seventeenth loss or when a worker joins.
+
+`join` and `quiet` measure the other parts.
 """
 
 import os
 import signal
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from allstep.bench.launch import LaunchContender, end, environment_of
-from allstep.bench.recover.notes import Note, read_notes
+from allstep.bench.recover.join import measure_joins, num_join_turns
+from allstep.bench.recover.live_run import (
+    Notes,
+    RecoverFailed,
+    by_rank,
+    first,
+    have_stepped,
+    running,
+)
+from allstep.bench.recover.quiet import measure_quiet
 from allstep.bench.recover.result import (
     ALLSTEP,
     LARGE,
@@ -39,20 +47,18 @@ from allstep.bench.recover.result import (
     Recovery,
 )
 from allstep.bench.result import Missing
-from allstep.errors import AllstepError
+from allstep.errors import ConfigError
 from allstep.process.python import run_module
 
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_RECOVER = 60.0
 _STEPS_BEFORE = 10
 _LARGE_MB = 2000
-_LOOK_SECONDS = 0.02
+
+# What `--part` selects.
+PARTS = ("kill", "form", "join", "quiet")
 
 Progress = Callable[[str], None]
-
-
-class RecoverFailed(AllstepError):
-    """A contender did not start, or did not recover."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +123,28 @@ def _elastic(count: int, *worker: str) -> tuple[str, ...]:
 def measure_recover(
     repetitions: int = 9,
     progress: Progress = lambda name: None,
-    large_mb: int = _LARGE_MB,
-    worlds: Sequence[int] = (3, 8),
+    parts: Sequence[str] = PARTS,
 ) -> RecoverResult:
-    """Kill a worker of every contender `repetitions` times.
+    """Measure `parts`, `repetitions` times each.
 
-    `progress` is called with the name of the contender before each of its turns. `large_mb`: the
-    megabytes of the large worker. `worlds`: numbers of workers whose loss of one is measured.
+    `progress` is called with the name of the contender before each of its turns, `num_turns` times.
     """
-    compared, formed = contenders(large_mb), formers(worlds)
+    kill, form = "kill" in parts, "form" in parts
+    rows, forms, missing = _measure_kills(
+        contenders() if kill else [], formers() if form else [], repetitions, progress
+    )
+    joins = measure_joins(repetitions, progress) if "join" in parts else []
+    quiet = measure_quiet(repetitions, progress) if "quiet" in parts else None
+    return RecoverResult(rows, forms, missing, joins, quiet)
+
+
+def _measure_kills(
+    compared: Sequence[RecoverContender],
+    formed: Sequence[tuple[RecoverContender, float | None]],
+    repetitions: int,
+    progress: Progress,
+) -> tuple[list[RecoverRow], list[FormRow], list[Missing]]:
+    """Kill a worker of every contender `repetitions` times, in turns."""
     recoveries: dict[str, list[Recovery | RecoverFailed]] = {each.name: [] for each in compared}
     forming: dict[str, list[float]] = {each.name: [] for each, _ in formed}
     for number in range(repetitions):
@@ -135,10 +154,32 @@ def measure_recover(
         for contender, _ in formed:
             progress(contender.name)
             forming[contender.name].append(_form(contender, number))
-    forms = [FormRow(each.name, forming[each.name], target) for each, target in formed]
-    why = "no script for it" if find_spec("torchft") else "it is not installed"
     rows, missing = _rows(recoveries)
-    return RecoverResult(rows, forms, [*missing, Missing(TORCHFT, why)])
+    forms = [FormRow(each.name, forming[each.name], target) for each, target in formed]
+    if compared:
+        why = "no script for it" if find_spec("torchft") else "it is not installed"
+        missing.append(Missing(TORCHFT, why))
+    return rows, forms, missing
+
+
+def num_turns(repetitions: int, parts: Sequence[str] = PARTS) -> int:
+    """Return how often `measure_recover` calls `progress`."""
+    turns = {
+        "kill": repetitions * len(contenders()),
+        "form": repetitions * len(formers()),
+        "join": num_join_turns(repetitions),
+        "quiet": repetitions,
+    }
+    return sum(turns[part] for part in parts)
+
+
+def parse_parts(text: str) -> list[str]:
+    """Return the parts of a list such as `kill,join`; raise ConfigError for others."""
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if part not in PARTS:
+            raise ConfigError(f"--part {part!r}: expected one or more of {', '.join(PARTS)}")
+    return list(dict.fromkeys(parts))
 
 
 def _rows(
@@ -157,11 +198,6 @@ def _rows(
     return rows, missing
 
 
-def num_turns(repetitions: int) -> int:
-    """Return how often `measure_recover` calls `progress`."""
-    return repetitions * (len(contenders()) + len(formers()))
-
-
 def _recover_or_fail(contender: RecoverContender, number: int) -> Recovery | RecoverFailed:
     """Return a recovery; for a peer that did not recover, its error."""
     try:
@@ -174,116 +210,55 @@ def _recover_or_fail(contender: RecoverContender, number: int) -> Recovery | Rec
 
 def _recover(contender: RecoverContender, number: int) -> Recovery:
     """Run a contender, kill a worker, and return when the others recovered."""
-    killed, after = _kill_one(contender, number)
-
-    def latest(kind: str) -> float:
-        return max(_first(notes, kind).at for notes in after.values()) - killed
-
-    return Recovery(latest("noticed"), latest("formed"), latest(contender.kind_after))
+    killed, after = kill_one(contender, number)
+    return Recovery.of(killed, after, contender.kind_after)
 
 
 def _form(contender: RecoverContender, number: int) -> float:
     """Run a contender, kill a worker, and return how long the slowest one took to form a world."""
-    _, after = _kill_one(contender, number)
-    return max(_first(notes, "formed").at - _first(notes, "placed").at for notes in after.values())
+    _, after = kill_one(contender, number)
+    return max(first(notes, "formed").at - first(notes, "placed").at for notes in after.values())
 
 
-def _first(notes: Sequence[Note], kind: str) -> Note:
-    return next(note for note in notes if note.kind == kind)
-
-
-def _kill_one(contender: RecoverContender, number: int) -> tuple[float, Mapping[int, list[Note]]]:
+def kill_one(contender: RecoverContender, number: int) -> tuple[float, Notes]:
     """Return when a worker was killed, and the notes of the others from then on, by pid."""
-    with tempfile.TemporaryDirectory(prefix="allstep-bench-") as name:
-        folder = Path(name)
-        command = [str(folder) if part == "FOLDER" else part for part in contender.command]
-        env = {**environment_of(LaunchContender(contender.name, ())), "OMP_NUM_THREADS": "1"}
-        with (folder / "output").open("w") as sink:
-            process = subprocess.Popen(
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-        try:
-            run = _Run(contender, folder, process)
-            workers = run.wait_for_steps()
-            place = number % len(workers) if contender.victim is None else contender.victim
-            victim = run.by_rank(workers)[place]
-            killed = time.monotonic()
-            os.kill(victim, signal.SIGKILL)
-            return killed, run.wait_for_recovery(killed, victim)
-        finally:
-            end(process)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A contender that runs."""
-
-    contender: RecoverContender
-    folder: Path
-    process: subprocess.Popen[str]
-
-    def by_rank(self, workers: Mapping[int, list[Note]]) -> list[int]:
-        """Return the pids by rank: workers note their rank first."""
-        return sorted(workers, key=lambda pid: _first(workers[pid], "rank").size)
-
-    def wait_for_steps(self) -> Mapping[int, list[Note]]:
-        """Wait until all workers have done some steps; return their notes."""
-
-        def ready(notes: Mapping[int, list[Note]]) -> bool:
-            steps = [sum(note.kind == "step" for note in each) for each in notes.values()]
-            return len(steps) == self.contender.num_workers and min(steps) >= _STEPS_BEFORE
-
-        return self._wait(ready, 0.0, _SECONDS_TO_START, "trained no steps")
-
-    def wait_for_recovery(self, killed: float, victim: int) -> Mapping[int, list[Note]]:
-        """Wait until all workers of the next world have done a step; return their notes since."""
-        contender = self.contender
+    with running(contender.name, contender.command) as run:
+        ready = have_stepped(contender.num_workers, _STEPS_BEFORE)
+        workers = run.wait_until(ready, _SECONDS_TO_START, "trained no steps")
+        place = number % len(workers) if contender.victim is None else contender.victim
+        victim = by_rank(workers)[place]
+        killed = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
         is_restart = contender.kind_after != "step"
-        expected = contender.num_workers - (0 if is_restart else 1)
+        size = contender.num_workers - (0 if is_restart else 1)
+        find = recovered(killed, {victim}, size, contender.kind_after)
+        return killed, run.wait_until(find, _SECONDS_TO_RECOVER, "did not recover")
 
-        def ready(notes: Mapping[int, list[Note]]) -> bool:
-            return len(notes) == expected
 
-        def relevant(notes: Mapping[int, list[Note]]) -> dict[int, list[Note]]:
-            formed = {
-                pid: [note for note in each if note.kind != "step" or note.size == expected]
-                for pid, each in notes.items()
-                if pid != victim and any(note.kind == "formed" for note in each)
-            }
-            return {
-                pid: each
-                for pid, each in formed.items()
-                if any(note.kind == contender.kind_after for note in each)
-            }
+def recovered(
+    since: float, lost: Set[int], size: int, kind_after: str = "step"
+) -> Callable[[Notes], Notes | None]:
+    """Return a condition: all `size` workers of the next world have done a step.
 
-        return self._wait(ready, killed, _SECONDS_TO_RECOVER, "did not recover", relevant)
+    `since`: when workers were lost; earlier notes are dropped. `lost`: their pids. `kind_after`: of
+    the notes of steps in the next world.
+    """
 
-    def _wait(
-        self,
-        ready: Callable[[Mapping[int, list[Note]]], bool],
-        since: float,
-        seconds: float,
-        what: str,
-        relevant: Callable[[Mapping[int, list[Note]]], dict[int, list[Note]]] = dict,
-    ) -> Mapping[int, list[Note]]:
-        limit = time.monotonic() + seconds
-        while True:
-            notes = {
-                pid: [note for note in each if note.at >= since]
-                for pid, each in read_notes(self.folder).items()
-            }
-            found = relevant(notes)
-            if ready(found):
-                return found
-            ended = self.process.poll()
-            if ended is not None or time.monotonic() > limit:
-                why = f"ended with status {ended}" if ended is not None else f"{seconds:.0f} s"
-                output = (self.folder / "output").read_text(errors="replace").strip()
-                raise RecoverFailed(f"{self.contender.name} {what} ({why}):\n{output[-4000:]}")
-            time.sleep(_LOOK_SECONDS)
+    def find(notes: Notes) -> Notes | None:
+        later = {
+            pid: [
+                note
+                for note in each
+                if note.at >= since and (note.kind != "step" or note.size == size)
+            ]
+            for pid, each in notes.items()
+            if pid not in lost
+        }
+        found = {
+            pid: each
+            for pid, each in later.items()
+            if {"formed", kind_after} <= {note.kind for note in each}
+        }
+        return found if len(found) == size else None
+
+    return find

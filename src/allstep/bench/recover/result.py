@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 
+from allstep.bench.recover.join_result import JoinRow, broadcast_table, join_table
+from allstep.bench.recover.live_run import Notes, first
+from allstep.bench.recover.quiet import QuietRow
 from allstep.bench.result import Missing, absences, document
 from allstep.console.rich_table import figure_columns
 
@@ -35,6 +38,15 @@ class Recovery:
     noticed: float
     formed: float
     stepped: float
+
+    @classmethod
+    def of(cls, killed: float, after: Notes, kind_of_step: str = "step") -> "Recovery":
+        """Return the recovery that the notes of the survivors show: the slowest of them counts."""
+
+        def latest(kind: str) -> float:
+            return max(first(notes, kind).at for notes in after.values()) - killed
+
+        return cls(latest("noticed"), latest("formed"), latest(kind_of_step))
 
 
 @dataclass(frozen=True)
@@ -71,11 +83,13 @@ class FormRow:
 
 @dataclass(frozen=True)
 class RecoverResult:
-    """All rows, in the order of the tables."""
+    """All rows, in the order of the tables; parts that were not measured are empty."""
 
     rows: Sequence[RecoverRow]
     forming: Sequence[FormRow]
     missing: Sequence[Missing]
+    joins: Sequence[JoinRow] = ()
+    quiet: QuietRow | None = None
 
     def ratio(self, row: RecoverRow) -> float | None:
         """Return the gap as a multiple of allstep's; None if that was not measured."""
@@ -83,9 +97,19 @@ class RecoverResult:
         return median(row.gaps) / median(ours.gaps) if ours else None
 
     def table(self) -> Group:
-        """Return the tables for the console."""
-        title = "seconds without a finished step after one of 3 workers was killed"
-        return Group(title, self._gaps(), "forming a world with 3 groups", self._forming())
+        """Return the tables of the measured parts for the console."""
+        shown: list[RenderableType] = []
+        if self.rows:
+            title = "seconds without a finished step after one of 3 workers was killed"
+            shown += [title, self._gaps()]
+        if self.forming:
+            shown += ["forming a world with 3 groups", self._forming()]
+        if self.joins:
+            shown += ["seconds that 2 workers pause when a third one joins", join_table(self.joins)]
+            shown += ["the broadcast of the state alone, to 3 ranks", broadcast_table(self.joins)]
+        if self.quiet is not None:
+            shown += ["a step when no worker is lost", self.quiet.table()]
+        return Group(*shown)
 
     def _gaps(self) -> Table:
         figures = ["median", "min", "max", "noticed", "formed", "step", "/allstep"]
@@ -121,7 +145,9 @@ class RecoverResult:
             }
             for row in self.forming
         ]
-        return document("recover", gaps + forming, self.missing)
+        joins = [row.as_json() for row in self.joins]
+        quiet = [] if self.quiet is None else [self.quiet.as_json()]
+        return document("recover", gaps + forming + joins + quiet, self.missing)
 
     def _as_json(self, row: RecoverRow) -> dict[str, Any]:
         return {

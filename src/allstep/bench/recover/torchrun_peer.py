@@ -3,6 +3,10 @@
     torchrun --max-restarts 1 torchrun_peer.py FOLDER
 
 torchrun ends all workers when one is lost, and starts them again: imports, rendezvous, checkpoint.
+
+The agent's store survives a restart (torch 2.13), and with it Gloo's addresses of the workers that
+have ended. A new worker that reads one of them before it is replaced connects to no process. So
+each attempt has keys of its own here.
 """
 
 import os
@@ -11,6 +15,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from allstep.bench.recover.notes import Notebook
@@ -22,10 +28,11 @@ _STEPS_PER_CHECKPOINT = 10
 def main(folder: str) -> None:
     """Train until the bench ends this process."""
     notes = Notebook(Path(folder))
-    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    is_restarted = attempt != "0"
     if is_restarted:
         notes.write("noticed", 0)
-    dist.init_process_group("gloo")
+    _join(attempt)
     notes.write("rank", dist.get_rank())
     if is_restarted:
         notes.write("formed", 0)
@@ -44,6 +51,13 @@ def main(folder: str) -> None:
             new = checkpoint.with_suffix(".new")
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, new)
             new.replace(checkpoint)
+
+
+def _join(attempt: str) -> None:
+    """Form the default group, with the keys of this attempt."""
+    store, rank, size = next(iter(rendezvous("env://")))
+    mine = PrefixStore(f"attempt {attempt}", store)
+    dist.init_process_group("gloo", store=mine, rank=rank, world_size=size)
 
 
 if __name__ == "__main__":

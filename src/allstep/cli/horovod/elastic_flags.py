@@ -32,6 +32,21 @@ def with_minimum(
     return {**flags, "min_np": num_workers}
 
 
+def with_max_failures(flags: dict[str, Any], given: int | None) -> dict[str, Any]:
+    """Return the flags with --max-failures, which horovodrun does not have.
+
+    Raises ConfigError if the run is not elastic.
+    """
+    if given is None:
+        return flags
+    if not is_elastic(flags):
+        raise ConfigError(
+            f"--max-failures {given} needs an elastic run; add --min-np N, the least number of"
+            " workers to continue with"
+        )
+    return {**flags, "max_failures": given}
+
+
 def is_elastic(flags: dict[str, Any]) -> bool:
     """Return whether the flags ask for a run that continues when a worker is lost."""
     return flags.get("min_np") is not None
@@ -54,6 +69,8 @@ def idle_options(flags: dict[str, Any], *, as_horovodrun: bool) -> str:
         return f"{', '.join(names)} (an elastic run needs --min-np)" if names else ""
     if flags.get("blacklist_cooldown_range") is not None and not as_horovodrun:
         return "--blacklist-cooldown-range (only horovodrun blacklists hosts)"
+    if flags.get("max_failures") is not None and as_horovodrun:
+        return "--max-failures (horovodrun blacklists the host of a worker that fails once)"
     return ""
 
 
@@ -64,7 +81,7 @@ def policy_of(
 
     as_horovodrun: a failing worker excludes its whole host, as in Horovod.
     """
-    from allstep.launch.roster import Policy
+    from allstep.launch.roster import MAX_FAILURES, Policy
 
     cooldown = flags.get("blacklist_cooldown_range")
     timeout = flags.get("elastic_timeout")
@@ -75,6 +92,7 @@ def policy_of(
             num_workers,
             flags["min_np"],
             flags.get("max_np"),
+            max_failures=flags.get("max_failures", MAX_FAILURES),
             elastic_timeout=float(timeout),
             reset_limit=flags.get("reset_limit"),
             blacklist=as_horovodrun,

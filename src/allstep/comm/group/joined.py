@@ -178,7 +178,7 @@ def _join_generation(member: Membership) -> Joined:
     try:
         place = member.ask(store.client, _elastic_card(store))
         world, cards = place.world, _with_local_ranks(place.cards)
-        begin_faults(world.rank, world.size)
+        begin_faults(world.rank, world.size, place.faults)
         if faults.active is not None:
             faults.active.in_phase("forming")
         store.unless = end_of(place.generation)

@@ -11,10 +11,13 @@ from allstep.comm.health.guard import Guard
 from allstep.comm.health.threads import watch
 
 
-def begin_faults(rank: int, size: int) -> None:
-    """Read the faults of this process, rank `rank` of `size`, unless that has been done."""
+def begin_faults(rank: int, size: int, own: faults.WorkerFaults | None = None) -> None:
+    """Read the faults of this process, rank `rank` of `size`, unless that has been done.
+
+    own: which of them a worker of an elastic run has.
+    """
     faults.handle("cut", _cut_groups)
-    faults.begin(rank, size)
+    faults.begin(rank, size, own)
 
 
 def _cut_groups() -> None:

@@ -28,6 +28,7 @@ from typing import Any
 from allstep import wire
 from allstep.console.escape import print_notice
 from allstep.errors import WorldError
+from allstep.faults import WorkerFaults
 from allstep.wire.keys import JOINS, TICKET, WORKER, ask_of, place_of, progress_of
 from allstep.world import World, places
 
@@ -41,12 +42,12 @@ class Dismissed(SystemExit):
 
     The exit code is 0 if the worker is not needed any more, 75 if the whole run stops, and 1 if the
     store does not admit it. `saves`: this worker, and no other one, saves its state before it
-    exits.
+    exits. `num_left`: the members of its last world that are left then, itself included.
     """
 
-    def __init__(self, reason: str, code: int, saves: bool = False) -> None:
+    def __init__(self, reason: str, code: int, saves: bool = False, num_left: int = 1) -> None:
         super().__init__(code)
-        self.reason, self.saves = reason, saves
+        self.reason, self.saves, self.num_left = reason, saves, num_left
 
 
 def not_admitted(refused: wire.TicketRefused) -> Dismissed:
@@ -61,7 +62,8 @@ class Place:
 
     cards: of all members, by rank. source: the rank whose state the others take; None in the first
     generation. new: the ranks that were not in the generation before. behind: those that were, but
-    with fewer updates than the source. reason: why the world was formed.
+    with fewer updates than the source. reason: why the world was formed. faults: which injected
+    faults the worker has; only in its first place.
     """
 
     generation: int
@@ -71,11 +73,7 @@ class Place:
     new: frozenset[int]
     behind: frozenset[int]
     reason: str
-
-    @property
-    def others(self) -> list[dict[str, Any]]:
-        """The cards of the members that were in the generation before."""
-        return [card for rank, card in enumerate(self.cards) if rank not in self.new]
+    faults: WorkerFaults | None = None
 
     @property
     def world(self) -> World:
@@ -88,7 +86,8 @@ class Membership:
     """The membership of this process in an elastic run.
 
     number: counts all workers of the run. joins_later: the first world had formed when this worker
-    was started. updates: how many it has applied; None if its state is not whole.
+    was started. updates: how many it has applied; None if its state is not whole. prints_changes:
+    as rank 0 it prints a line about each new world, so that the launcher prints none.
     """
 
     def __init__(self, ticket: str) -> None:
@@ -96,6 +95,7 @@ class Membership:
         self.number = int(os.environ.get(WORKER, "0"))
         self.joins_later = JOINS in os.environ
         self.updates: int | None = 0
+        self.prints_changes = False
         self.place: Place | None = None
         # When the last place arrived, by the monotonic clock.
         self.placed_at = 0.0
@@ -121,14 +121,20 @@ class Membership:
         """
         number, self._num_asked = self._num_asked, self._num_asked + 1
         last = None if self.place is None else self.place.generation
-        request = {"card": dict(card), "generation": last, "updates": self.updates}
+        mine = {**card, "prints_changes": self.prints_changes}
+        request = {"card": mine, "generation": last, "updates": self.updates}
         try:
             client.set(ask_of(self.ticket, number), json.dumps(request).encode())
             reply = json.loads(client.get(place_of(self.ticket, number), _WAIT_SECONDS))
         except ConnectionError as error:
             raise _why_lost(client, error) from error
         if "dismissed" in reply:
-            raise Dismissed(reply["dismissed"], reply["code"], reply.get("saves", False))
+            raise Dismissed(
+                reply["dismissed"],
+                reply["code"],
+                reply.get("saves", False),
+                reply.get("num_left", 1),
+            )
         self.place, self.placed_at = _read(reply), time.monotonic()
         return self.place
 
@@ -152,6 +158,7 @@ def _read(reply: Mapping[str, Any]) -> Place:
         frozenset(reply["new"]),
         frozenset(reply["behind"]),
         reply["reason"],
+        WorkerFaults.of_reply(reply["faults"]) if reply.get("faults") else None,
     )
 
 

@@ -109,10 +109,11 @@ class Loader:
         self._workers, self._kind = _checked(workers, kind, ahead), kind
         self._ahead, self._fields = ahead, tuple(fields)
         self._to_device = DeviceCopier(device)
-        writer = world.rank if writer is None else writer
-        path = path_of_rank(quarantine, writer) if quarantine is not None else None
+        self._writer = world.rank if writer is None else writer
         budget = default_budget(self.num_samples) if budget is None else budget
-        self._quarantine = Quarantine(budget, strict=strict, path=path)
+        self._quarantine = Quarantine(budget, strict=strict)
+        if quarantine is not None:
+            self.list_bad_samples(quarantine)
         self._ready: Machinery | None = None
 
     @property
@@ -206,6 +207,12 @@ class Loader:
         """
         self._reader = _reader(self.num_samples, self.seed, world, self._reader.partition)
         self._world, self.shares = world, "even"
+
+    def list_bad_samples(self, quarantine: Path | str) -> None:
+        """List bad samples in the file `quarantine` from now on; those in it count as well."""
+        old = self._quarantine
+        path = path_of_rank(quarantine, self._writer)
+        self._quarantine = Quarantine(old.budget, strict=old.strict, path=path)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and the settings that a loader must share to continue from it."""

@@ -7,9 +7,10 @@
 | JAX | one XLA FFI call inside `jit` | in place, in memory that XLA aliased |
 
 Each module has the same names: `IN_PLACE`, whether a reduction may write to the gradients, and
-`reduce(reduction, grads)`, which returns whether to update the variables now (a tensor of the
-backend where this is known only when the graph runs) and the reduced gradients. `conditional(flag,
-update, skip)` calls one of two functions by such a flag. `wait()` and `forget_error()` are for the
+`reduce(reduction, grads, variables)`, which returns whether to update the variables now (a tensor
+of the backend where this is known only when the graph runs) and the reduced gradients; `variables`
+are those of the gradients, in the same order. `conditional(flag, update, skip)` calls one of two
+functions by such a flag. `wait()` and `forget_error()` are for the
 end of `fit`: JAX runs steps later than it returns.
 """
 

@@ -14,19 +14,19 @@ generation: lines that it prints have the rank of its current place in front. A 
 without an agent waits until its agent was started (`host_agents`).
 """
 
-import json
 import selectors
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from allstep import faults
 from allstep.errors import ConfigError
-from allstep.faults import launcher_records as fault_records
 from allstep.launch import cause
+from allstep.launch.elastic.change_line import change_line, too_few_line
 from allstep.launch.elastic.elastic_run import ElasticRun
+from allstep.launch.elastic.fault_ranks import FaultRanks
 from allstep.launch.elastic.host_agents import HostAgents
 from allstep.launch.elastic.host_poll import FoundHosts, HostPoll
+from allstep.launch.elastic.worker_keys import WorkerKeys
 from allstep.launch.elastic.worker_table import ElasticWorker, WorkerTable
 from allstep.launch.host_connection import HostConnection, open_connections
 from allstep.launch.hosts.discovery import Discovery
@@ -56,6 +56,7 @@ from allstep.launch.roster.actions import (
     StartWorker,
 )
 from allstep.launch.roster.elastic_policy import Policy
+from allstep.launch.roster.elastic_state import Stage
 from allstep.launch.roster.roster_events import Progress, StartFailed
 from allstep.launch.run_events import Exited, LeaveHost, Refused
 from allstep.launch.run_state import RESUBMIT, HostRanks
@@ -80,12 +81,16 @@ class ElasticLauncher(Launcher):
         self._printed_problems: dict[str, str] = {}
         self.workers = WorkerTable()
         self._asks: Subscription | None = None
-        self._progress: dict[str, bytes] = {}
+        self._keys: WorkerKeys
+        self._fault_ranks = FaultRanks(self.workers)
         # Requests to leave the current generation in order.
         self._num_changes = 0
+        # The last one of which too few workers were left.
+        self._reported: Plan | None = None
         super().__init__(job)
         self.tickets = self.workers.tickets
         self.output.shown = self.workers.shown
+        self.fault_ranks = self._fault_ranks.of
 
     def watch(self, connections: Sequence[HostConnection]) -> None:
         """Use these connections as the hosts of the run."""
@@ -156,6 +161,7 @@ class ElasticLauncher(Launcher):
     def _start_workers(self) -> None:
         """Offer the slots of all hosts; the roster's actions start the workers."""
         assert self.store is not None
+        self._keys = WorkerKeys(self.store)
         self._asks = self.store.subscribe(keys.ASKS)
         self.selector.register(self._asks, selectors.EVENT_READ, self._on_asks)
         self.run_state.start()
@@ -170,11 +176,12 @@ class ElasticLauncher(Launcher):
         assert self._asks is not None and self.store is not None
         for key in self._asks.take():
             event = self.workers.asked(key, self.store.peek(key) or b"", self._moment())
-            if event is None:
-                refusal = {"dismissed": "the launcher did not expect its request", "code": 1}
-                self.store.set(key.replace("/ask/", "/place/"), json.dumps(refusal).encode())
-            else:
+            if event is not None:
                 self.run_state.report(event)
+            elif self.workers.is_living(key):
+                self._keys.refuse(key)
+            else:
+                self._keys.forget_request(key)
 
     def _decide(self) -> None:
         self._read_progress()
@@ -186,13 +193,10 @@ class ElasticLauncher(Launcher):
 
     def _read_progress(self) -> None:
         """Pass on what the workers have written about their steps since the last time."""
-        assert self.store is not None
         for worker in self.workers.living():
-            value = self.store.peek(keys.progress_of(worker.ticket))
-            if value is not None and value != self._progress.get(worker.ticket):
-                self._progress[worker.ticket] = value
-                if (found := self.workers.progress(value)) is not None:
-                    self.run_state.report(Progress(self._moment(), worker.number, *found))
+            value = self._keys.new_progress(worker)
+            if value is not None and (found := self.workers.progress(value)) is not None:
+                self.run_state.report(Progress(self._moment(), worker.number, *found))
 
     def _take(self, host: int, connection: HostConnection, message: Message) -> None:
         if isinstance(message, Problem) and self.run_state.may_go_without_a_host:
@@ -211,7 +215,7 @@ class ElasticLauncher(Launcher):
     def _exited(self, now: float, message: Exit) -> Exited:
         """Return the event of an exit; the ticket of the worker is not valid any more."""
         assert self.store is not None
-        worker = self.workers.end(message.rank)
+        worker = self._end_worker(message.rank)
         for connection in self.connections:
             connection.groups.pop(message.rank, None)
         record = None
@@ -221,12 +225,11 @@ class ElasticLauncher(Launcher):
         blames = cause.blamed_by(record)
         return Exited(now, message.rank, message.code, errors, message.out_of_memory, blames)
 
-    def _faults_left(self) -> str:
-        """Return the faults that a new worker may cause: those that have not occurred."""
-        assert self.store is not None
-        occurred = {each.fault for each in fault_records.occurred(self.store)}
-        given = map(str, faults.parse_all(self.job.env.get(faults.VARIABLE, "")))
-        return faults.join([each for each in given if each not in occurred])
+    def _end_worker(self, number: int) -> ElasticWorker:
+        """Revoke the ticket of a worker that has ended, delete its keys, and return it."""
+        worker = self.workers.end(number)
+        self._keys.forget(worker)
+        return worker
 
     # Actions.
 
@@ -246,19 +249,19 @@ class ElasticLauncher(Launcher):
                 case Dismiss():
                     self._answer(decision.worker, dismissed="it is not needed any more", code=0)
                 case SaveAndExit():
-                    why = "the run stops" + ("; it saves the state" if decision.saves else "")
-                    saves = decision.saves
-                    self._answer(decision.worker, dismissed=why, code=RESUBMIT, saves=saves)
+                    self._let_save(decision)
                 case ForwardSignal():
                     self._send(Signal(decision.number, confirms=True))
                 case LeaveHost():
                     connection = self.connections[decision.host]
-                    self.workers.end_host(connection.label)
+                    for worker in self.workers.living_on(connection.label):
+                        self._end_worker(worker.number)
                     if connection.hello is None:
                         self._print_problem(connection.label, decision.why)
                     super()._carry_out([decision])
                 case _:
                     super()._carry_out([decision])
+        self._report_too_few()
 
     def _may_act(self, host: str) -> bool:
         """Return whether a worker of another host may still act: it is connected to the store."""
@@ -282,7 +285,7 @@ class ElasticLauncher(Launcher):
             self._send_order(connection, worker)
 
     def _cannot_start(self, worker: ElasticWorker, why: str) -> None:
-        self.workers.end(worker.number)
+        self._end_worker(worker.number)
         self._print_problem(worker.host, why)
         self.run_state.report(StartFailed(self._moment(), worker.number, why))
 
@@ -292,7 +295,7 @@ class ElasticLauncher(Launcher):
             connection.link.send(KillOne(worker.number))
         else:
             # It has no process, and will have none.
-            self.workers.end(worker.number)
+            self._end_worker(worker.number)
             why = "its agent was not ready in time"
             self.run_state.report(StartFailed(self._moment(), worker.number, why))
 
@@ -328,8 +331,6 @@ class ElasticLauncher(Launcher):
         # Spares, too, prepare everything before they wait.
         if self.run_state.roster.plan is not None or worker.number >= self.policy.num_workers:
             env[keys.JOINS] = "1"
-        if left := self._faults_left():
-            env[faults.VARIABLE] = left
         started = [WorkerOrder(worker.number, env)]
         order = orders.order(connection, orders.addresses(), started, is_elastic=True)
         # Any worker may become rank 0 and then writes to the terminal.
@@ -356,44 +357,44 @@ class ElasticLauncher(Launcher):
                 new=[ranks[each] for each in plan.new],
                 behind=[ranks[each] for each in plan.behind],
                 reason=plan.reason,
+                faults=self._fault_ranks.at_first_place(number, self.store, self._moment()),
             )
         # `allstep train` prints a line of its own, after the first step.
-        if plan.generation and not self.job.foreground:
-            self.output.notify(_line(plan, [self.workers[each].host for each in plan.members]))
+        prints = cards[0].get("prints_changes") and self.output.shows(plan.members[0])
+        if plan.generation and not (self.job.foreground or prints):
+            hosts = [self.workers[each].host for each in plan.members]
+            self.output.notify(change_line(plan, hosts))
 
     def _answer(self, number: int, **reply: Any) -> None:
         """Answer the request of a worker for a place."""
-        assert self.store is not None
-        worker = self.workers[number]
-        asked, worker.num_answered = worker.num_answered, worker.num_answered + 1
-        self.store.delete_prefix(keys.ask_of(worker.ticket, asked))
-        self.store.delete_prefix(keys.place_of(worker.ticket, asked - 1))
-        self.store.set(keys.place_of(worker.ticket, asked), json.dumps(reply).encode())
+        self._keys.answer(self.workers[number], reply)
+
+    def _let_save(self, action: SaveAndExit) -> None:
+        why = "the run stops" + ("; it saves the state" if action.saves else "")
+        generation = self.workers[action.worker].generation
+        num_left = 0 if generation is None else self.workers.num_left(generation)
+        reply = {"dismissed": why, "code": RESUBMIT, "saves": action.saves, "num_left": num_left}
+        self._answer(action.worker, **reply)
 
     def _end_generation(self, action: EndGeneration) -> None:
         assert self.store is not None
         self.store.delete_prefix(keys.end_of(action.generation - 1))
         self.store.set(keys.end_of(action.generation), action.reason.encode())
-        left = sum(worker.generation == action.generation for worker in self.workers.living())
-        if left < self.policy.min_workers:
-            self.output.notify(
-                f"allstep run: {action.reason}; {left} of at least {self.policy.min_workers}"
-                f" workers are left: waiting up to {self.policy.elastic_timeout:g} s for others"
-            )
+
+    def _report_too_few(self) -> None:
+        """Print once for a generation that too few workers are left, as soon as that is known.
+
+        A survivor may report the loss before the exit of the lost worker is known.
+        """
+        roster = self.run_state.roster
+        if roster.stage is Stage.ENDED and roster.plan != self._reported:
+            assert roster.plan is not None
+            left = self.workers.num_left(roster.plan.generation)
+            if left < self.policy.min_workers:
+                self._reported = roster.plan
+                self.output.notify(too_few_line(roster.reason, left, self.policy))
 
     def _notify_change(self, action: NotifyChange) -> None:
         assert self.store is not None
         self.store.set(keys.change_of(action.generation, self._num_changes), action.kind.encode())
         self._num_changes += 1
-
-
-def _line(plan: Plan, hosts: Sequence[str]) -> str:
-    """Return one line about a new world."""
-    where = ", ".join(
-        f"rank {rank} is worker {number} on {host}"
-        for rank, (number, host) in enumerate(zip(plan.members, hosts, strict=True))
-    )
-    return (
-        f"allstep run: {plan.reason}; generation {plan.generation} has {len(plan.members)} workers,"
-        f" {len(plan.new)} of them new: {where}"
-    )

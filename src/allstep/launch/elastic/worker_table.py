@@ -66,9 +66,17 @@ class WorkerTable:
         """Yield the workers that have not ended."""
         yield from self._living.values()
 
+    def is_living(self, asked: str) -> bool:
+        """Return whether the worker of a request, by its key, has not ended."""
+        return _worker_in(asked) in self._living
+
     def living_on(self, host: str) -> list[ElasticWorker]:
         """Return the workers of a host that have not ended."""
         return [worker for worker in self.living() if worker.host == host]
+
+    def num_left(self, generation: int) -> int:
+        """Return how many workers live whose last place was in this generation."""
+        return sum(worker.generation == generation for worker in self.living())
 
     def end(self, number: int) -> ElasticWorker:
         """Revoke the ticket of a worker that has ended, and return it; its connections close."""
@@ -76,11 +84,6 @@ class WorkerTable:
         self._living.pop(worker_of(worker.ticket), None)
         self.tickets.revoke(worker.ticket)
         return worker
-
-    def end_host(self, host: str) -> None:
-        """Revoke the tickets of all workers of a host."""
-        for worker in self.living_on(host):
-            self.end(worker.number)
 
     def shown(self, number: int) -> int:
         """Return the number to print for a worker."""
@@ -92,7 +95,7 @@ class WorkerTable:
 
         None if the worker has ended meanwhile, has asked before, or asks for nothing sensible.
         """
-        name = key.split("/")[2]
+        name = _worker_in(key)
         worker = self._living.get(name)
         if worker is None or key != ask_of(name, worker.num_answered):
             return None
@@ -118,6 +121,11 @@ class WorkerTable:
             return None
         is_valid = type(generation) is int and type(updates) is int
         return (generation, updates) if is_valid else None
+
+
+def _worker_in(asked: str) -> str:
+    """Return the public name of the worker in the key of a request."""
+    return asked.split("/")[2]
 
 
 def _is_number(value: object) -> bool:

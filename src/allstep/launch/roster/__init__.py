@@ -18,7 +18,7 @@ stopping                  from the decision to end the run until all workers hav
 `roster`.
 """
 
-from allstep.launch.roster.elastic_policy import Policy
+from allstep.launch.roster.elastic_policy import MAX_FAILURES, Policy
 from allstep.launch.roster.roster import Roster
 
-__all__ = ["Policy", "Roster"]
+__all__ = ["MAX_FAILURES", "Policy", "Roster"]

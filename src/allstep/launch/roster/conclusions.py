@@ -29,7 +29,8 @@ def no_state_left(losses: Losses, size: int, generation: int, left_with: set[int
     """
     text = (
         f"{_PREFIX}no state left: all {size} workers of generation {generation} have ended or hold"
-        " no state; start again from the last checkpoint"
+        # Horovod's text, for which scripts search.
+        " no state; unable to broadcast state; start again from the last checkpoint"
     )
     if not losses.failures and left_with == {0}:
         return Conclusion(0)

@@ -9,6 +9,8 @@ _LONGEST_DELAY = 60.0
 # A member gets this time and that of its last step to obey the end of its generation.
 _GRACE = 2.0
 _START_SECONDS = 600.0
+MAX_FAILURES = 3
+"""Failures of a slot without a finished step in between, after which it is given up, by default."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Policy:
     min_workers: int
     max_workers: int | None = None
     spares: int = 0
-    max_failures: int = 3
+    max_failures: int = MAX_FAILURES
     elastic_timeout: float = 600.0
     reset_limit: int | None = None
     blacklist: bool = False
@@ -82,7 +84,12 @@ class Policy:
     @property
     def num_slots(self) -> int:
         """Return how many slots of one host the run can use: without a maximum those it starts."""
-        return (self.max_workers or self.num_workers) + self.spares
+        return self.most_ranks + self.spares
+
+    @property
+    def most_ranks(self) -> int:
+        """Return how many ranks a world can have: without a maximum those it starts with."""
+        return self.max_workers or self.num_workers
 
     @property
     def start_timeout(self) -> float:

@@ -86,6 +86,11 @@ class Roster:
         return self._state.stage
 
     @property
+    def reason(self) -> str:
+        """Return why the current generation has ended, as far as it is known."""
+        return self._state.reason
+
+    @property
     def is_over(self) -> bool:
         """Return whether the run has ended."""
         return self._state.stage is Stage.OVER

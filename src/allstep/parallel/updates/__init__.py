@@ -6,6 +6,7 @@ update               the protocol Update, for every optimizer; EveryRank: each r
 by_owners            ByOwners: one copy of the weights per host, each rank updates what it owns
 shared_parameters    that copy of the weights
 shared_state         the optimizer's state for it
+undo                 which ranges of both an elastic run restores after a loss within an update
 trust_ratios         ratios of layers that other ranks have updated
 (servers)            planned: a server has already updated the weights
 ```

@@ -17,6 +17,10 @@ they are.
 
 `detach` ends the sharing: each rank gets weights and whole state of its own, and needs the memory
 for them. The next step shares them again.
+
+In an elastic run a rank may be lost within its update. Each rank then copies what it owns before it
+changes it (`undo`), so that `detach` returns to the last update that this rank has finished. A
+world of one rank shares nothing: the update is that of the wrapped class.
 """
 
 from collections import defaultdict
@@ -53,11 +57,12 @@ def needs_whole_parameters(optimizer: type) -> bool:
 class ByOwners:
     """Each rank updates its ranges of weights that the host's ranks share.
 
-    `wrapped`: the optimizer's own class.
+    `wrapped`: the optimizer's own class. `keeps_undo`: a rank may be lost within its update, which
+    is then undone.
     """
 
-    def __init__(self, wrapped: type) -> None:
-        self._wrapped = wrapped
+    def __init__(self, wrapped: type, keeps_undo: bool = False) -> None:
+        self._wrapped, self._keeps_undo = wrapped, keeps_undo
         self._whole = needs_whole_parameters(wrapped)
         self._sharing: _Sharing | None = None
 
@@ -76,12 +81,17 @@ class ByOwners:
                 self._whole,
                 each.listener,
             )
-            self._sharing = _Sharing(owners, self._wrapped, optimizer, self._whole)
+            self._sharing = _Sharing(
+                owners, self._wrapped, optimizer, self._whole, self._keeps_undo
+            )
             self.take_state(optimizer)
         return self._sharing
 
     def reduce(self, optimizer: Replica) -> None:
         """Sum the gradients for their owners."""
+        if self._is_alone(optimizer):
+            optimizer._reduce_all()
+            return
         sharing = self.sharing(optimizer)
         sharing.parameters.put_back()
         optimizer._begin_step()
@@ -99,13 +109,20 @@ class ByOwners:
             i for i, each in enumerate(sharing.owners.named) if each.parameter.grad is not None
         }
 
-    def apply(self, optimizer: Replica, closure: Callable[[], Any] | None) -> None:
+    def apply(self, optimizer: Replica, closure: Callable[[], Any] | None) -> Any:
         """Update our ranges; the other ranks update theirs at the same time."""
+        if self._is_alone(optimizer):
+            return optimizer._own_step(closure)
         self.sharing(optimizer).update(optimizer)
+        return None
 
     def owners(self, optimizer: Replica) -> Owners | None:
-        """Return the exchange that knows the owners."""
-        return self.sharing(optimizer).owners
+        """Return the exchange that knows the owners; None in a world of one rank."""
+        return None if self._is_alone(optimizer) else self.sharing(optimizer).owners
+
+    def _is_alone(self, optimizer: Replica) -> bool:
+        """Return whether an elastic run has only this rank left."""
+        return self._keeps_undo and not optimizer._reduces
 
     # The optimizer's state
 
@@ -137,7 +154,8 @@ class ByOwners:
     def detach(self, optimizer: Replica) -> None:
         """Give each rank weights and state of its own.
 
-        No rank changes them meanwhile, since an update ends on all ranks at once.
+        No rank changes them meanwhile, since an update ends on all ranks at once; except if a rank
+        is lost, after which an update that this rank has not finished is undone.
         """
         sharing, self._sharing = self._sharing, None
         if sharing is not None:
@@ -149,14 +167,16 @@ class ByOwners:
 class _Sharing:
     """Weights and state while they are shared."""
 
-    def __init__(self, owners: Owners, wrapped: type, optimizer: Replica, whole: bool) -> None:
+    def __init__(
+        self, owners: Owners, wrapped: type, optimizer: Replica, whole: bool, keeps_undo: bool
+    ) -> None:
         self.owners = owners
-        self.parameters = SharedParameters(owners)
+        self.parameters = SharedParameters(owners, keeps_undo)
         self.ranges = {span: self._tensor_of(span, whole) for span in owners.own_ranges}
         # The numbers of the parameters that the next update changes.
         self.used: set[int] = set()
         self.inner = _optimizer_of(wrapped, optimizer, self.ranges, owners.named)
-        self._state = SharedState(owners)
+        self._state = SharedState(owners, self.parameters.undo)
         # Parameters that have been updated since: their state is in shared memory.
         self._known: set[int] = set()
         # The whole state from before the next step, by number.
@@ -181,10 +201,27 @@ class _Sharing:
             inner_group.update(
                 {name: value for name, value in outer_group.items() if name != "params"}
             )
+        self._keep_undo()
         self.inner.step()
         self._keep_state()
         self.owners.meet()
+        self._finish()
         self.parameters.bump_versions()
+
+    def _keep_undo(self) -> None:
+        """Copy what we own, and begin to change it."""
+        if self.parameters.undo is not None:
+            self.parameters.keep()
+            self._state.keep()
+            self.parameters.undo.begin()
+
+    def _finish(self) -> None:
+        """Record that all ranks have finished the update."""
+        if self._known:
+            self._given = {}
+        self._state.finish()
+        if self.parameters.undo is not None:
+            self.parameters.undo.finish()
 
     def _take_gradients(self) -> None:
         for span, tensor in self.ranges.items():
@@ -214,7 +251,6 @@ class _Sharing:
             self._state.put_back(self.ranges, self.inner.state)
         else:
             self._known |= self.used
-            self._given = {}
             self._state.gather(self.ranges, self.inner.state)
 
     def scatter(self, state: dict[Any, Any]) -> None:

@@ -5,10 +5,13 @@ The wrapped optimizer creates its state itself, at its first step. The state is 
 shared memory, and moved there again after a step in which the optimizer replaced a tensor instead
 of changing it. So a rank that saves (usually only rank 0 does) needs no other rank: between its own
 steps no rank changes the state.
+
+In an elastic run the memory also has an undo copy of the state (`undo`). The state of an update
+counts once all ranks have finished it (`finish`); until then `whole` returns that from before it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +24,7 @@ from allstep.errors import CommError, UserError
 from allstep.limits import read_limits
 from allstep.parallel.exchange.owner_ranges import ParameterRange
 from allstep.parallel.exchange.owners import Owners
+from allstep.parallel.updates.undo import Undo
 
 _ALIGNED = 64
 _NUMBERS = {"bool": bool, "int": int, "float": float}
@@ -73,13 +77,29 @@ def _entry(span: list[int], key: str, kind: str, dtype: str, shape: list[int]) -
     return Entry(ParameterRange(*span), key, kind, dtype, tuple(shape))
 
 
-class SharedState:
-    """The state of all ranks of the host, once `gather` has been called."""
+class _Area(NamedTuple):
+    """The state of all ranks of the host in shared memory.
 
-    def __init__(self, owned: Owners) -> None:
-        self._owned = owned
+    owners: the rank of the host that updates each value. copies: the undo copy, empty without one.
+    """
+
+    owners: dict[Entry, int]
+    views: dict[Entry, Tensor]
+    copies: dict[Entry, Tensor]
+
+
+class SharedState:
+    """The state of all ranks of the host, once `gather` has been called.
+
+    `undo`: the numbers of the updates that the ranks have begun, in an elastic run.
+    """
+
+    def __init__(self, owned: Owners, undo: Undo | None = None) -> None:
+        self._owned, self._undo = owned, undo
         self._gathered = 0
-        self._views: dict[Entry, Tensor] = {}
+        self._area = _Area({}, {}, {})
+        # That of the last update that all ranks have finished.
+        self._finished = self._area
 
     def gather(
         self, ranges: Mapping[ParameterRange, Tensor], state: Mapping[Tensor, dict[str, Any]]
@@ -106,20 +126,38 @@ class SharedState:
                 " followed by broadcast_optimizer_state",
                 rank=owned.group.rank(),
             ) from error
-        entries = [_entry(*each) for text in texts for each in json.loads(text)]
-        nbytes = sum(entry.nbytes for entry in entries) or 1
-        segment = share(store, arena.rank, arena.size, nbytes, seconds, check)
+        owners = {
+            _entry(*each): rank for rank, text in enumerate(texts) for each in json.loads(text)
+        }
+        nbytes = sum(entry.nbytes for entry in owners) or 1
+        copied = nbytes if self._undo is not None else 0
+        segment = share(store, arena.rank, arena.size, nbytes + copied, seconds, check)
+        views = self._views(owners, segment.view)
+        copies = self._views(owners, segment.view[nbytes:]) if copied else {}
+        self._area = _Area(owners, views, copies)
+        self.put_back(ranges, state)
+        owned.meet()
+
+    def _views(self, entries: Iterable[Entry], memory: memoryview) -> dict[Entry, Tensor]:
+        """Return a view of the memory for each value, one after the other."""
         start, views = 0, {}
         for entry in entries:
             dtype, count = getattr(torch, entry.dtype), torch.Size(entry.shape).numel()
-            flat = torch.frombuffer(segment.view, dtype=dtype, count=max(1, count), offset=start)[
-                :count
-            ]
+            flat = torch.frombuffer(memory, dtype=dtype, count=max(1, count), offset=start)[:count]
             views[entry] = self._laid_out(flat, entry)
             start += entry.nbytes
-        self._views = views
-        self.put_back(ranges, state)
-        owned.meet()
+        return views
+
+    def keep(self) -> None:
+        """Copy our state to the undo copy."""
+        rank, (owners, views, copies) = self._owned.local.arena.rank, self._area
+        mine = [entry for entry in copies if owners[entry] == rank]
+        if mine:
+            torch._foreach_copy_([copies[each] for each in mine], [views[each] for each in mine])
+
+    def finish(self) -> None:
+        """Record that all ranks have finished the update."""
+        self._finished = self._area
 
     def _laid_out(self, flat: Tensor, entry: Entry) -> Tensor:
         """Return a view with the parameter's layout if the state has a value for each element.
@@ -136,7 +174,7 @@ class SharedState:
         self, ranges: Mapping[ParameterRange, Tensor], state: Mapping[Tensor, dict[str, Any]]
     ) -> None:
         """Move values that the optimizer replaced in a step back into the shared memory."""
-        for entry, view in self._views.items():
+        for entry, view in self._area.views.items():
             values = state.get(ranges[entry.span], {}) if entry.span in ranges else {}
             value = values.get(entry.key)
             if entry.kind != "tensor" and value is not None:
@@ -146,21 +184,34 @@ class SharedState:
                 values[entry.key] = view
 
     def whole(self) -> dict[int, dict[str, Any]]:
-        """Return the state of each parameter, assembled from all ranges, as private copies."""
+        """Return the state of each parameter, assembled from all ranges, as private copies.
+
+        With an undo copy it is the state after the last update that this rank has finished.
+        """
         found: dict[int, dict[str, Any]] = {}
-        for entry, view in self._views.items():
-            parameter = self._owned.named[entry.span.number].parameter
-            values = found.setdefault(entry.span.number, {})
-            if entry.kind != "tensor":
-                values[entry.key] = _NUMBERS[entry.kind](view.item())
-            elif not is_elementwise(entry.shape, entry.span, parameter):
-                values[entry.key] = view.clone()
-            else:
-                if entry.key not in values:
-                    values[entry.key] = torch.zeros_like(parameter, dtype=view.dtype)
-                flat = values[entry.key].as_strided((parameter.numel(),), (1,))
-                flat[entry.span.start : entry.span.end].copy_(memory_order(view, parameter))
+        owners, views, copies = self._finished
+        self._assemble(found, views)
+        if self._undo is not None:
+            undone = {owner for owner in {*owners.values()} if self._undo.is_undone(owner)}
+            self._assemble(
+                found, {each: copy for each, copy in copies.items() if owners[each] in undone}
+            )
         return found
+
+    def _assemble(self, found: dict[int, dict[str, Any]], values: Mapping[Entry, Tensor]) -> None:
+        """Put copies of these values into the state of whole parameters."""
+        for entry, value in values.items():
+            parameter = self._owned.named[entry.span.number].parameter
+            state = found.setdefault(entry.span.number, {})
+            if entry.kind != "tensor":
+                state[entry.key] = _NUMBERS[entry.kind](value.item())
+            elif not is_elementwise(entry.shape, entry.span, parameter):
+                state[entry.key] = value.clone()
+            else:
+                if entry.key not in state:
+                    state[entry.key] = torch.zeros_like(parameter, dtype=value.dtype)
+                flat = state[entry.key].as_strided((parameter.numel(),), (1,))
+                flat[entry.span.start : entry.span.end].copy_(memory_order(value, parameter))
 
 
 def is_elementwise(shape: tuple[int, ...], span: ParameterRange, parameter: Tensor) -> bool:

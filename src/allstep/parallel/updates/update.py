@@ -12,6 +12,7 @@ class Replica(Protocol):
     """The interface of the optimizer for its update (`allstep.parallel.replicated`)."""
 
     _replicas: Replicas
+    _reduces: bool
     param_groups: list[dict[str, Any]]
     state: Any
 

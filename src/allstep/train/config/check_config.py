@@ -5,7 +5,7 @@ that need the data are in `run.prepare`. `notes` returns hints for a run that ca
 do what its user expects.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from allstep.data import NAMED
 from allstep.data.augment.parse import check_mix, spelled
@@ -64,13 +64,22 @@ def check_batch(config: ResolvedConfig, num_train: int) -> None:
         )
 
 
-def check_elastic(config: RunConfig) -> None:
-    """Raise ConfigError if `config` cannot be trained by workers that may be lost."""
-    if config.share_weights is True:
-        raise ConfigError(
-            "share_weights=true in an elastic run: a worker that is lost during its update would"
-            " leave a part of the shared weights updated; remove it, or train without --min-workers"
-        )
+def check_elastic(config: RunConfig, num_workers: int, sizes: Iterable[int]) -> None:
+    """Raise ConfigError if `config` cannot be trained by workers that may be lost.
+
+    The run starts with `num_workers` workers, which decide its batch, and may have any of the
+    numbers in `sizes` later.
+    """
+    resolved = config.resolved(num_workers)
+    for size in sizes:
+        try:
+            _ghost_divides(resolved, size)
+            _single_samples(resolved, size)
+        except ConfigError as error:
+            why = f"an elastic run may have {_plural(size, 'worker')}"
+            raise ConfigError(
+                f"{error} ({why}: limit it by --min-workers, --max-workers)"
+            ) from None
 
 
 def notes(config: ResolvedConfig, num_workers: int, num_train: int) -> list[str]:

@@ -41,14 +41,15 @@ def make_loaders(
     config: ResolvedConfig,
     splits: Splits,
     world: World,
-    out: Path,
+    out: Path | None,
     device: torch.device | None = None,
     worker: int | None = None,
 ) -> dict[str, Loader]:
     """Return the loaders by split name: train, validation, test.
 
-    `out` is the folder for the lists of bad samples. `device` is where batches are used (default:
-    the CPU). `worker` is the number of this worker in an elastic run, where its rank may change.
+    `out` is the folder for the lists of bad samples; None: there are no lists. `device` is where
+    batches are used (default: the CPU). `worker` is the number of this worker in an elastic run,
+    where its rank may change.
     """
     check_batch(config, len(splits.train))
     section = config.data
@@ -73,7 +74,6 @@ def make_loaders(
             shares=initial_weights(config.shares, world.size),
             seed=config.seed,
             numbers=train.numbers,
-            quarantine=out / "quarantine.jsonl",
         )
     }
     for name, split in (("validation", validation), ("test", test)):
@@ -83,9 +83,17 @@ def make_loaders(
             batch=evaluation_batch,
             seed=None,
             numbers=split.numbers,
-            quarantine=out / f"quarantine-{name}.jsonl",
         )
+    if out is not None:
+        list_bad_samples(loaders, out)
     return loaders
+
+
+def list_bad_samples(loaders: Mapping[str, Loader], out: Path) -> None:
+    """List the bad samples of each loader in a file of the folder `out`."""
+    for name, loader in loaders.items():
+        split = "" if name == "train" else f"-{name}"
+        loader.list_bad_samples(out / f"quarantine{split}.jsonl")
 
 
 def place_loaders(

@@ -2,10 +2,12 @@
 
 All ranks have exchanged the same times, so all change their loader and trainer between the same two
 steps. Each change is an event with its position and the weights: together they are the run's
-history of shares, which timing decides and no seed repeats.
+history of shares, which timing decides and no seed repeats. A new world of an elastic run begins
+with other shares, so it has an event as well.
 """
 
 from allstep.data.order import Weights, even
+from allstep.train.config.initial_weights import replaced
 from allstep.train.run.placed_job import Job
 from allstep.train.step.after_step import StepOutcome
 from allstep.train.watch.callback import Callback
@@ -34,6 +36,23 @@ def set_shares(job: Job, weights: Weights) -> None:
     if progress.batch != job.config.batch:
         count = job.growth.num_micro_batches(progress.batch, weights, job.config.accumulation)
         job.set_num_micro_batches(count)
+
+
+def report_new_world(job: Job, callbacks: Callback, position: int) -> None:
+    """Record the shares with which a new world of an elastic run continues from `position`.
+
+    Nothing is recorded in a run whose shares are always even.
+    """
+    shares, weights = job.config.shares, job.loaders["train"].shares
+    if shares == "even":
+        return
+    size = len(weights)
+    workers = f"{size} worker{'' if size == 1 else 's'}"
+    if shares == "speed":
+        text = f"shares by speed: even at first for the {workers} that continue"
+    else:
+        text = replaced(shares, size) or f"shares={list(shares)} for the {workers} that continue"
+    callbacks.event(text, samples=position, batch=job.progress.batch, shares=list(weights))
 
 
 def _text(weights: Weights) -> str:

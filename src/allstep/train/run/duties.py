@@ -39,7 +39,7 @@ class Duties:
         self._held = ExitStack()
         self._recorded = ExitStack()
         self._problem: str | None = None
-        self._printed_at = 0.0
+        self._printed_at = float("-inf")
 
     @property
     def are_taken(self) -> bool:
@@ -90,6 +90,7 @@ class Duties:
         self._recorded.close()
         self.callbacks.close()
         self.callbacks.callbacks, self._problem = [], None
+        self._printed_at = float("-inf")
         self._held.close()
 
 

@@ -163,8 +163,9 @@ class Run:
         self.clock.lap("wait")
         if outcome.failed:
             agree.everyone(job.world, lambda: _raise(error))
-        # The commit: from here on no other rank is needed.
+        # The commit: from here on no other rank is needed, except for weights that are shared.
         update_weights(job.trainer, batch.position, self.clock)
+        job.after_step.statistics.keep()
         self._note(outcome, batch)
         progress.owes, progress.samples = progress.samples, after
         progress.updates += 1
@@ -214,7 +215,7 @@ class Run:
     def _after_step(self, before: int) -> None:
         job, progress = self.job, self.job.progress
         self.has_stepped = True
-        self._note_world()
+        self._note_world(before)
         if progress.updates % _COMPARE_EVERY == 0:
             self.fingerprint.start(progress.updates)
         elif progress.updates % _COMPARE_EVERY == 1:
@@ -226,8 +227,8 @@ class Run:
             self.checkpoints.report()
         self.clock.lap("update")
 
-    def _note_world(self) -> None:
-        """Called after each update, for elastic runs."""
+    def _note_world(self, before: int) -> None:
+        """Called after each update, which began at `before` samples, for elastic runs."""
 
     def _must_leave_world(self) -> bool:
         """Return whether the launcher asked this rank to leave its world, in an elastic run."""
@@ -353,7 +354,7 @@ class Run:
             f"stopped and saved after {progress.samples} of {self.job.total} samples: {reason}",
             samples=progress.samples,
         )
-        return Paused(progress.samples, reason)
+        return Paused(progress.samples, reason, is_saved_here=self.job.world.rank == 0)
 
     # The end
 

@@ -39,9 +39,18 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
         precision=job.trainer.precision.name,
         precision_why=job.trainer.precision.why,
         share_weights=job.shares_weights,
+        undo_nbytes=_undo_nbytes(job),
         position=job.progress.samples,
         notes=tuple(job.notes),
     )
+
+
+def _undo_nbytes(job: Job) -> int:
+    """Return the bytes of weights in the undo copy of an update; 0 without one."""
+    if not (job.is_elastic and job.shares_weights and job.world.size > 1):
+        return 0
+    parameters = job.trainer.model.parameters()
+    return sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
 
 
 def _flop_per_sample(job: Job) -> int:

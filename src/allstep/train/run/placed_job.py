@@ -24,7 +24,7 @@ from allstep.data import Batch, Loader
 from allstep.optim import RunningNoiseScale
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.divergence import LossWatch
-from allstep.train.input.loaders import place_loaders
+from allstep.train.input.loaders import list_bad_samples, place_loaders
 from allstep.train.input.splits import Splits
 from allstep.train.run.progress import RunProgress
 from allstep.train.step import build, sharing
@@ -93,6 +93,11 @@ class Job:
         if section.stop_at is not None and best and metric.reaches(best, section.stop_at):
             return f"the validation {metric.name} is {metric.of(best):.2%} (evaluation.stop_at)"
         return ""
+
+    def move_to(self, out: Path) -> None:
+        """Write the files of this rank into the run folder `out` from now on."""
+        self.out = out
+        list_bad_samples(self.loaders, out)
 
     def empty_batch(self) -> Batch:
         """Return a share without samples at the present position."""

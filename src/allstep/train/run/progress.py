@@ -72,6 +72,8 @@ class Paused:
     """Samples that the run has trained on."""
     why: str
     """The reason for stopping."""
+    is_saved_here: bool = False
+    """Whether this rank has written the checkpoint."""
 
 
 _PLAIN = ("samples", "updates", "batch", "best_samples", "worse", "owes")

@@ -60,14 +60,15 @@ _INPUTS = {"images": make_to_input}
 def make_job(
     config: ResolvedConfig,
     world: World,
-    out: Path,
+    out: Path | None,
     snapshot: Snapshot | None = None,
     worker: int | None = None,
 ) -> Job:
     """Build all components of a run. A collective.
 
-    `out` is the run folder. With a `snapshot` the run resumes from it. `worker` is the number of
-    this worker in an elastic run, None in a fixed world.
+    `out` is the run folder; None if it is not known yet, so that `Job.move_to` follows. With a
+    `snapshot` the run resumes from it. `worker` is the number of this worker in an elastic run,
+    None in a fixed world.
     """
     splits = _data_on_every_host(config, world)
     device = build.make_device(config)
@@ -88,11 +89,13 @@ def make_job(
     share = agree.everyone(
         world, lambda: build.shares_weights(config, world, made.model, device, is_elastic)
     )
-    replicated = build.distribute(made.model, optimizer, world, config.accumulation, share)
+    replicated = build.distribute(
+        made.model, optimizer, world, config.accumulation, share, is_elastic
+    )
     job = Job(
         config=config,
         world=world,
-        out=out,
+        out=Path() if out is None else out,
         splits=splits,
         loaders=loaders,
         trainer=_trainer(config, task, made, replicated, num_train),
@@ -141,7 +144,7 @@ def _model(
     config: ResolvedConfig,
     world: World,
     splits: Splits,
-    out: Path,
+    out: Path | None,
     device: torch.device,
     task: Task,
     snapshot: Snapshot | None,
@@ -205,7 +208,7 @@ def _build_model(
     config: ResolvedConfig,
     world: World,
     splits: Splits,
-    out: Path,
+    out: Path | None,
     to_input: ToInput,
     device: torch.device,
     dtype: torch.dtype,
@@ -224,7 +227,7 @@ def _build_model(
     return model
 
 
-def _some_images(config: ResolvedConfig, splits: Splits, out: Path) -> torch.Tensor:
+def _some_images(config: ResolvedConfig, splits: Splits, out: Path | None) -> torch.Tensor:
     """Return the first images of the validation split, prepared as for evaluation.
 
     They are the same with any number of workers.

@@ -101,6 +101,7 @@ def _work_elastic(
         folder = decision.claimed.path
         return make_job(decision.config, world, folder, snapshot, member.number)
 
+    member.prints_changes = True
     standby = None
     if member.joins_later:
         standby = prepare_standby(asked, World.detect().size, member.number)

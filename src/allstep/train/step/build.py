@@ -23,7 +23,7 @@ from allstep.optim import groups, noise_variance
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
-from allstep.train.config.check_config import check_elastic
+from allstep.parallel.updates import ByOwners
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.step.learning_rate import peak_lr
 from allstep.world import World
@@ -151,17 +151,16 @@ def shares_weights(
 ) -> bool:
     """Return whether the workers of a host share one copy of the weights.
 
-    Not in an elastic run: a worker that is lost during its update would leave weights that are
-    neither old nor new.
+    In an elastic run only if requested, because each update then makes an undo copy; a world of one
+    worker shares nothing, but the next one may be larger.
     """
-    if is_elastic:
-        check_elastic(config)
-        return False
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
             "share_weights=true and precision=float16 exclude each other: float16 needs whole"
             " gradients to detect an overflow; change one of them"
         )
+    if is_elastic:
+        return config.share_weights is True
     if config.share_weights != "auto":
         return bool(config.share_weights) and world.size > 1
     one_host = 1 < world.size == world.local_size
@@ -177,11 +176,12 @@ def distribute(
     world: World,
     num_micro_batches: int,
     share: bool,
+    is_elastic: bool = False,
 ) -> ReplicatedOptimizer:
     """Return `optimizer` with gradients reduced over all ranks. A collective.
 
     `num_micro_batches` is the number of backward passes per step. `share` lets the workers of a
-    host share one copy of the weights.
+    host share one copy of the weights; if `is_elastic`, with an undo copy.
     """
     named = [
         Named(name, parameter)
@@ -198,7 +198,8 @@ def distribute(
         num_micro_batches,
         overlap=False if share else None,
     )
-    made = replicate(optimizer, replicas, world.size, share_weights=share)
+    update = ByOwners(type(optimizer), keeps_undo=is_elastic) if share else None
+    made = replicate(optimizer, replicas, world.size, update)
     at_shutdown(made.close)
     return made
 

@@ -39,8 +39,8 @@ _NONE = torch.empty(0)
 class RunningStatistics:
     """The buffers of a model that change in training.
 
-    `keeps` allows `restore`: after each step the values are kept, at the cost of a copy of the
-    buffers that are not of norms.
+    `keeps` allows `restore`: after each update (`keep`) the values are kept, at the cost of a copy
+    of the buffers that are not of norms.
     """
 
     def __init__(self, model: nn.Module, keeps: bool = False) -> None:
@@ -49,6 +49,9 @@ class RunningStatistics:
         # The values to return to: of all norms in one vector, of each other buffer a copy.
         self._kept_norms = _flat(self.norms) if keeps else None
         self._kept_others = [_buffer(place).clone() for place in self.others] if keeps else []
+        # What the last `average` changed: the mean of the norms, and which other buffers.
+        self._means: Tensor | None = None
+        self._touched: Sequence[bool] = ()
 
     @torch.no_grad()
     def average(self, weight: int, more: Sequence[float] = ()) -> list[float]:
@@ -77,6 +80,18 @@ class RunningStatistics:
         return sums_of_more
 
     @torch.no_grad()
+    def keep(self) -> None:
+        """Keep the values of the last `average` as those to return to; the step is whole now."""
+        if self._kept_norms is None:
+            return
+        if self._means is not None:
+            self._kept_norms = self._means
+        for number, is_touched in enumerate(self._touched):
+            if is_touched:
+                self._kept_others[number] = _buffer(self.others[number]).clone()
+        self._means, self._touched = None, ()
+
+    @torch.no_grad()
     def restore(self) -> None:
         """Return to the values after the last whole step; needs `keeps`."""
         if self._kept_norms is None:
@@ -88,18 +103,12 @@ class RunningStatistics:
                 buffer.copy_(kept)
             else:
                 module._buffers[name] = kept.clone()
-        self._seen = [_as_it_is(place) for place in self.others]
+        self._note(None, ())
 
     def _note(self, means: Tensor | None, touched: Sequence[bool]) -> None:
-        """Remember the present values, to detect later changes, and to return to them."""
+        """Remember the present values, to detect later changes; and what `keep` must keep."""
         self._seen = [_as_it_is(place) for place in self.others]
-        if self._kept_norms is None:
-            return
-        if means is not None:
-            self._kept_norms = means
-        for number, is_touched in enumerate(touched):
-            if is_touched:
-                self._kept_others[number] = _buffer(self.others[number]).clone()
+        self._means, self._touched = means, touched
 
 
 def _is_alone() -> bool:

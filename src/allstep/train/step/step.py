@@ -15,7 +15,9 @@ A step commits in one place (D15). All its collectives come before its first las
     after_step        the small sum over the ranks: tally, stop request, running statistics
     update_weights    the commit: update, EMA, position; local, so that it cannot fail
 
-A step that fails because a rank is lost leaves weights, optimizer and run state as they were.
+A step that fails because a rank is lost leaves weights, optimizer and run state as they were. With
+shared weights the update ends with a meeting of the host's ranks, which can fail; then an undo copy
+of weights and optimizer is restored (`parallel.updates.undo`).
 
 `Clock` divides the time of a rank into four phases:
 

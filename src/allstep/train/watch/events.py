@@ -69,6 +69,9 @@ class Opening:
     """Reason for the precision if it was chosen by `auto`, else ""."""
     share_weights: bool = False
     """True if the workers of a host share one copy of the weights."""
+    undo_nbytes: int = 0
+    """Bytes of weights in the undo copy that each update makes, in an elastic run with shared
+    weights; the copy has the optimizer's state, too. 0 without an undo copy."""
     position: int = 0
     """Samples trained on before: more than 0 in a run that resumes."""
     notes: tuple[str, ...] = ()

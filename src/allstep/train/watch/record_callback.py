@@ -48,6 +48,7 @@ class Record(Callback):
             precision=opening.precision,
             precision_why=opening.precision_why,
             share_weights=opening.share_weights,
+            undo_bytes=opening.undo_nbytes,
             position=opening.position,
         )
 

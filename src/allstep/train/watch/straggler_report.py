@@ -31,22 +31,29 @@ class StragglerReport(Callback):
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
         self._watch = StragglerWatch(())
-        self._num_workers, self._by_speed = 0, False
+        self._by_speed = False
 
     def start(self, opening: Opening) -> None:
-        self._watch, self._num_workers = StragglerWatch(opening.hosts), len(opening.hosts)
+        self._watch = StragglerWatch(opening.hosts)
         self._by_speed = opening.config.shares == "speed"
 
     def progress(self, progress: Progress) -> None:
-        num_workers = len(progress.times["wait"])
-        # An elastic run may continue with others, whose hosts this callback does not know.
-        if num_workers != self._num_workers:
-            self._watch, self._num_workers = StragglerWatch(("",) * num_workers), num_workers
         count = progress.images_per_second * progress.seconds
         interval = Interval(progress.samples, count, progress.seconds, progress.times)
         for change in self._watch.add(interval):
             text = described(change, progress.batch, self._by_speed)
             self._send(text, samples=progress.samples, straggler=_figures(change))
+
+    def event(self, text: str, **figures: Any) -> None:
+        """Watch the workers of the next world of an elastic run, whose change names their hosts."""
+        if (hosts := figures.get("hosts")) is None:
+            return
+        ended, self._watch = self._watch.close(), StragglerWatch(hosts)
+        for change in ended:
+            found = change.straggler
+            when = f"until the workers changed after sample {found.until:,}"
+            text = f"{found.name} was slow {when}; {_cost(found)}"
+            self._send(text, samples=found.until, straggler=_figures(change))
 
 
 def with_straggler_report(callbacks: Sequence[Callback]) -> Callbacks:
@@ -61,10 +68,7 @@ def described(change: Change, batch: int, by_speed: bool = False) -> str:
     """Return the line about a change. `batch` converts seconds of a sample to those of a step."""
     found = change.straggler
     if change.has_ended:
-        return (
-            f"{found.name} is no longer slow since sample {found.until:,}; it cost"
-            f" {found.cost:,.0f} images/s for {found.seconds:.0f} s"
-        )
+        return f"{found.name} is no longer slow since sample {found.until:,}; {_cost(found)}"
     since = f"since sample {found.since:,} ({found.seconds:.0f} s)"
     speed = f"{found.speed + found.cost:,.0f} instead of {found.speed:,.0f} images/s"
     mine, usual = (milliseconds(each * batch) for each in (found.mine, found.usual))
@@ -89,6 +93,10 @@ def advice(found: Straggler, by_speed: bool = False) -> str:
         return f"check the disk of {host}, set more data.workers, or pack the data"
     shares = "" if by_speed or found.part == "update" else ", or set shares=speed"
     return f"look for other processes and a low clock rate on {host} (`allstep doctor`){shares}"
+
+
+def _cost(found: Straggler) -> str:
+    return f"it cost {found.cost:,.0f} images/s for {found.seconds:.0f} s"
 
 
 def _figures(change: Change) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from rich.progress import Progress as Bar
 
 from allstep._version import __version__
 from allstep.console.escape import escaped, print_notice
+from allstep.console.quantities import nbytes
 from allstep.console.rich_table import name_value_table
 from allstep.data.order import lengths
 from allstep.train.config.differences import set_by_recipe, set_by_user
@@ -189,8 +190,7 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
         ("execution", opening.execution),
     ]
     if num_workers > 1:
-        shared, own = "one copy on each host", "each worker has its own"
-        lines += [("weights", shared if opening.share_weights else own)]
+        lines += [("weights", weights_line(opening))]
     if opening.precision_why or opening.precision != "float32":
         lines += [("precision", precision_line(opening))]
     lines += [
@@ -324,6 +324,16 @@ def _bar(console: Console) -> Bar:
         # Drawing takes 0.8 ms of the training process.
         refresh_per_second=2,
     )
+
+
+def weights_line(opening: Opening) -> str:
+    """Return which workers have a copy of the weights, and what an undo copy takes."""
+    if not opening.share_weights:
+        return "each worker has its own"
+    if not opening.undo_nbytes:
+        return "one copy on each host"
+    size = nbytes(opening.undo_nbytes)
+    return f"one copy on each host; updates keep an undo copy of {size} and the optimizer's state"
 
 
 def _hosts(hosts: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from allstep.comm.group.init import requested_changes
 from allstep.train.health.stop_request import Stopping
+from allstep.train.run.adapt_shares import report_new_world
 from allstep.train.run.duties import Duties
 from allstep.train.run.loop import Run
 from allstep.train.run.placed_job import Job
@@ -45,6 +46,12 @@ class ElasticLoop(Run):
         self._start_world()
         self.checkpoints.enter()
 
+    def report_totals(self) -> None:
+        """Send the callbacks the event about all changes of the world, if there were any."""
+        if (totals := self.changes.totals).has_any:
+            figures = {"lost": totals.lost, "joined": totals.joined, "gap": totals.seconds}
+            self.callbacks.event(str(totals), total=True, **figures)
+
     def save_alone(self, why: str) -> None:
         """Save the state without the other ranks, before this worker ends."""
         progress, total = self.job.progress, self.job.total
@@ -59,13 +66,18 @@ class ElasticLoop(Run):
         self.checkpoints.close()
 
     def report_change(self, change: tuple[str, dict[str, Any]] | None) -> None:
-        """Send the callbacks the event about a change of the world, if there is one."""
+        """Send the callbacks the event about a change of the world, if there is one.
+
+        If the shares of the run are not always even, another event has those of the new world.
+        """
         if change is not None:
             text, figures = change
             self.callbacks.event(text, samples=self.job.progress.samples, **figures)
+            report_new_world(self.job, self.callbacks, figures["position"])
 
-    def _note_world(self) -> None:
-        self.report_change(self.changes.note_step(self.commits))
+    def _note_world(self, before: int) -> None:
+        self.changes.note_step(self.commits, before, self.job.progress.samples)
+        self.report_change(self.changes.end_change())
         self.duties.remind()
 
     def _must_leave_world(self) -> bool:

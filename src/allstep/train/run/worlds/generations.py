@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 
 from allstep import comm
 from allstep.comm.group import agree
-from allstep.comm.join.membership import Dismissed, Membership
+from allstep.comm.join.membership import Dismissed, Membership, Place
 from allstep.errors import CollectiveTimeout, CommError, PeerLost
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
 from allstep.train.config.run_config import ResolvedConfig
@@ -86,6 +86,8 @@ class Generations:
 
     def go(self, world: World) -> Result | Paused | None:
         """Train from `world` on, to the end of the run. None if it had ended before."""
+        if not self._member.joins_later:
+            self._changes.start(self._place)
         while True:
             try:
                 self._enter(world)
@@ -101,15 +103,15 @@ class Generations:
         # The last world may have had no step.
         run.report_change(self._changes.end_change())
         if isinstance(result, Result):
-            if (totals := self._changes.totals).has_any:
-                figures = {"lost": totals.lost, "joined": totals.joined, "gap": totals.seconds}
-                run.callbacks.event(str(totals), total=True, **figures)
+            run.report_totals()
             run.callbacks.end(result)
         try:
             agree.gather(run.job.world, None)
         except PeerLost:
             if not has_ended(run.job.out):
                 raise
+        if isinstance(result, Paused):
+            run.report_totals()
         run.close()
         return result
 
@@ -137,6 +139,8 @@ class Generations:
             if not self._duties.are_taken:
                 self._duties.take_over(run.job.out, opening(run.job, with_flop=False))
             run.save_alone("too few workers are left, or the run was asked to stop")
+            self._changes.stop(end.num_left)
+            run.report_totals()
         # Frees the folder for the new rank 0 first; a checkpoint may still be written.
         self._duties.close()
         if run is not None:
@@ -162,14 +166,22 @@ class Generations:
         if len({each.commits for each in standings}) > 1:
             needs_state = mine.commits != standings[source].commits
             job = self._synchronize(world, source, needs_state)
-        assert job is not None and self._member.place is not None
+        assert job is not None
         place(job, world)
         if self._run is None:
             self._run = self._make_run(job)
         self._pass_duties(self._run, standings[0])
         self._run.enter()
+        self._note_place(job)
+
+    def _note_place(self, job: Job) -> None:
         progress = job.progress
-        self._changes.form(self._member.place, progress.samples, is_due=progress.owes is not None)
+        self._changes.form(self._place, progress.samples, is_due=progress.owes is not None)
+
+    @property
+    def _place(self) -> Place:
+        assert self._member.place is not None
+        return self._member.place
 
     def _begin(self, world: World) -> None:
         """Start the run, or resume it from its checkpoint."""
@@ -179,8 +191,8 @@ class Generations:
         if job is None:
             return
         self._run = self._make_run(job)
-        assert self._member.place is not None
-        self._changes.start(self._member.place)
+        progress = job.progress
+        self._changes.begin(self._place, progress.samples, is_due=progress.owes is not None)
         opened = opening(job, with_flop=self._duties.are_taken)
         self._duties.watch_speed()
         self._duties.callbacks.start(opened)
@@ -210,8 +222,9 @@ class Generations:
         """Return the job that was prepared on standby, or build one if it is of another run."""
         if self._standby is not None:
             expected, job = self._standby
-            if expected == facts.config and job.out == facts.out:
+            if expected == facts.config:
                 job.config = facts.config
+                job.move_to(facts.out)
                 return job
         return make_job(facts.config, World.alone(), facts.out, worker=self._member.number)
 

@@ -6,7 +6,6 @@ up much only then.
 """
 
 import copy
-from pathlib import Path
 
 import torch
 
@@ -27,15 +26,15 @@ def prepare_standby(
 ) -> tuple[ResolvedConfig, Job]:
     """Return the config that the run probably has, and a job of it in a world of its own.
 
+    Without --out only the others know the run folder: `Job.move_to` sets it when they have sent it.
     `num_workers` is the number with which the run started, `worker` the number of this worker.
     """
     config = prepare(asked.source, asked.overrides, asked.data).config.resolved(num_workers)
-    out = Path() if asked.out is None else asked.out
     if asked.out is not None:
-        config = as_begun(config, out)
+        config = as_begun(config, asked.out)
     # The state that it receives has the mode that was measured at the start.
     mode = {"execution": "channels-last"} if config.execution == "auto" else {}
-    job = make_job(config.model_copy(update=mode), World.alone(), out, worker=worker)
+    job = make_job(config.model_copy(update=mode), World.alone(), asked.out, worker=worker)
     warm_up(job, num_workers)
     return config, job
 
