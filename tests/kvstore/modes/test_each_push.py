@@ -12,7 +12,7 @@ import allstep.kvstore
 from allstep.errors import UserError
 from allstep.kvstore.modes.each_push import BoundedAge
 from allstep.optim import LAMB
-from support.ranks import Ranks
+from support.ranks import Ranks, wait_until
 
 LARGE = 300_000
 """Two slices."""
@@ -90,36 +90,35 @@ def test_no_gradient_is_older_than_the_bound(ranks: Ranks, rounds: int) -> None:
 
     results = ranks(3, work)
     oldest = max(age for age, _ in results)
-    # The bound is reached, and not exceeded.
-    assert oldest == 3 * rounds, results
+    assert 0 < oldest <= 3 * rounds, results
 
 
-def test_a_push_waits_and_a_barrier_or_a_pull_releases_it(ranks: Ranks) -> None:
+def test_a_push_waits_and_a_pull_or_a_barrier_releases_it(ranks: Ranks) -> None:
     def work() -> float:
         kv = allstep.kvstore.create("dist_stale:1")
         kv.init("w", torch.zeros(4))
         kv.set_optimizer(torch.optim.SGD, lr=1.0)
         out = torch.empty(4)
-        if kv.rank == 1:
-            time.sleep(0.5)
-            kv.pull("w", out=out)
-            time.sleep(0.3)
+        if kv.rank == 0:
+            for _ in range(5):
+                kv.pushpull("w", torch.ones(4), out=out)
             kv.barrier()
-            # Nothing is on its way to the others, so a gradient of old weights is refused.
-            with pytest.raises(UserError, match="is 3 updates old, the limit of 'dist_stale:1'"):
-                kv.push("w", torch.ones(4))
-            kv.pull("w", out=out)
-            kv.push("w", torch.ones(4))
-            return 0.0
-        began = time.monotonic()
-        for _ in range(2):
-            kv.pushpull("w", torch.ones(4), out=out)
-        quick = time.monotonic() - began
-        for _ in range(3):
-            kv.pushpull("w", torch.ones(4), out=out)
-        assert quick < 0.4 < 0.7 < time.monotonic() - began
+            return out[0].item()
+        (only,) = values_of(kv).keys["w"].slices
+        for reached in (2, 4):
+            wait_until(lambda wanted=reached: only.num_updates == wanted)
+            # A push that did not wait would come within this time.
+            time.sleep(0.2)
+            assert only.num_updates == reached
+            if reached == 2:
+                kv.pull("w", out=out)
         kv.barrier()
-        return out[0].item()
+        # The weights of this worker are too old now, so a gradient of them is refused.
+        with pytest.raises(UserError, match="is 3 updates old, the limit of 'dist_stale:1'"):
+            kv.push("w", torch.ones(4))
+        kv.pull("w", out=out)
+        kv.push("w", torch.ones(4))
+        return 0.0
 
     assert ranks(2, work) == [-5.0, 0.0]
 

@@ -231,7 +231,7 @@ class Admission(Protocol):
     """Decides whether a push may begin, under the lock of the first slice."""
 
     def blocker(self, first: Slice) -> int | None:
-        """Return a worker to wait for, or None: the push may begin and has been recorded."""
+        """Return a worker to wait for, or None if the push may begin."""
 
     def wait(self, peer: int) -> None:
         """Wait for that worker, without a lock."""

@@ -149,16 +149,16 @@ class Parties:
         """Return a wait that begins now. `text`: what this worker does."""
         return BoundedWait(self, text)
 
-    def barrier(self, needs_all: bool) -> None:
-        """Wait until all workers have called this.
+    def barrier(self, needs_all: bool) -> set[int]:
+        """Wait until all workers have called this; return those that are lost and did not.
 
-        needs_all: raise PeerLost if one of them is lost; else do not wait for it.
+        needs_all: raise PeerLost if one of them is lost.
         """
         numbers, own = self._numbers, self.rank * LINE + _BARRIERS
         self._fence()
         numbers[own] += 1
         wake(self._address + own * 8, self.size)
-        waiting = self.waiting("barrier")
+        waiting, lost = self.waiting("barrier"), set[int]()
         for other in range(self.size):
             at = other * LINE + _BARRIERS
             while (seen := numbers[at]) < numbers[own]:
@@ -166,8 +166,10 @@ class Parties:
                     continue
                 if needs_all:
                     raise waiting.lost(other)
+                lost.add(other)
                 break
         self._fence()
+        return lost
 
     def close(self) -> None:
         """Leave the store. The other workers keep their memory and continue."""

@@ -108,13 +108,13 @@ class BoundedAge(EachPush):
         for stored in self.keys.values():
             self.set_number(stored, _BEFORE, stored.workers[stored.number(self.rank, _READ)])
             self.set_number(stored, _READ, NONE)
-        super().barrier()
+        self.lost |= self.parties.barrier(needs_all=False)
         # No worker pushes until all of them have left the second barrier.
         for stored in self.keys.values():
             before, version = self.reads(stored, _BEFORE), stored.slices[0].num_updates
             if self.rank in in_time(version, before, self.bound):
                 self.set_number(stored, _READ, before[self.rank])
-        super().barrier()
+        self.lost |= self.parties.barrier(needs_all=False)
 
 
 class _Admission:
