@@ -24,14 +24,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from allstep import errors
+from allstep import errors, wire
 from allstep import world as worlds
 from allstep.faults.acts import AGENT, InjectedFault
 from allstep.faults.elastic import WorkerFaults
 from allstep.faults.injector import Injector
 from allstep.faults.reports import Occurred
 from allstep.faults.spec import VARIABLE, check, join, parse_all
-from allstep.wire.keys import TICKET
 
 __all__ = [
     "AGENT",
@@ -104,7 +103,7 @@ def _read(rank: int, size: int, own: WorkerFaults | None) -> Injector | None:
         # Worker processes of loaders read it.
         os.environ[VARIABLE] = own.left(os.environ[VARIABLE])
     text = os.environ[VARIABLE]
-    if TICKET not in os.environ:
+    if wire.keys.TICKET not in os.environ:
         check(text, size)
     return Injector.of(text, rank, size, _handlers, own) if text else None
 
