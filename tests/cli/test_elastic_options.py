@@ -22,7 +22,7 @@ def test_the_policy_of_a_training_has_it(monkeypatch: pytest.MonkeyPatch) -> Non
     from allstep.train.config import check_config
     from allstep.train.config.run_config import RunConfig
 
-    monkeypatch.setattr(check_config, "check_elastic", lambda config: None)
+    monkeypatch.setattr(check_config, "check_elastic", lambda *_: None)
     for given, expected in ((5, 5), (None, 3)):
         policy = ElasticOptions(1, None, None, None, given).policy(2, RunConfig())
         assert policy is not None and policy.max_failures == expected

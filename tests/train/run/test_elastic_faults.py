@@ -142,24 +142,25 @@ def last_of_script(output: Path) -> LastStep:
     return LastStep(*map(int, found[-1])) if found else LastStep()
 
 
-@pytest.mark.skipif(not SOAK, reason="only in make soak")
-@pytest.mark.parametrize("kind", ["kill", "cut", "exit:3", "raise", "stop:0.5", "hang"])
-@pytest.mark.soak(1)
-def test_script(tmp_path: Path, kind: str) -> None:
-    script, output, end = tmp_path / "train.py", tmp_path / "output", tmp_path / "end"
-    script.write_text(SCRIPT)
-    launch = [*ALLSTEP, "run", "-np", "5", "--min-np", "1", *options(kind)]
-    with started([*launch, sys.executable, str(script), str(end)], output, ENVIRONMENT) as run:
-        wait_for_faults(run, output, kind)
-        before = last_of_script(output).samples
+if SOAK:
 
-        def is_whole() -> bool:
-            assert run.poll() is None, output.read_text()
-            step = last_of_script(output)
-            return step.size == 5 and step.samples > before + 2
+    @pytest.mark.parametrize("kind", ["kill", "cut", "exit:3", "raise", "stop:0.5", "hang"])
+    @pytest.mark.soak(1)
+    def test_script(tmp_path: Path, kind: str) -> None:
+        script, output, end = tmp_path / "train.py", tmp_path / "output", tmp_path / "end"
+        script.write_text(SCRIPT)
+        launch = [*ALLSTEP, "run", "-np", "5", "--min-np", "1", *options(kind)]
+        with started([*launch, sys.executable, str(script), str(end)], output, ENVIRONMENT) as run:
+            wait_for_faults(run, output, kind)
+            before = last_of_script(output).samples
 
-        wait_until(is_whole, 240, "a step of 5 workers after the faults")
-        end.touch()
-        assert run.wait(120) == 0, output.read_text()
-    assert output.read_text().count("exact after") == 5, output.read_text()
-    assert_nothing_left(tmp_path)
+            def is_whole() -> bool:
+                assert run.poll() is None, output.read_text()
+                step = last_of_script(output)
+                return step.size == 5 and step.samples > before + 2
+
+            wait_until(is_whole, 240, "a step of 5 workers after the faults")
+            end.touch()
+            assert run.wait(120) == 0, output.read_text()
+        assert output.read_text().count("exact after") == 5, output.read_text()
+        assert_nothing_left(tmp_path)
