@@ -418,8 +418,9 @@ class Simulation:
         for each in members:
             if self.chance(0.3):
                 self.later(self.soon(1.0), lambda each=each: self.leave(each))
-            elif self.chance(0.2):
-                # It has received the last message of the peer and finishes the step.
+            elif self.is_synced and self.chance(0.2):
+                # It has received the last message of the peer and finishes the step. Before the
+                # state was sent there is no step: it needs the gradients of all members.
                 each.updates += each.has_state
 
     def sync(self, plan: Plan, members: Sequence[Process]) -> None:
