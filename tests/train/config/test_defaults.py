@@ -37,6 +37,15 @@ DEFAULTS: dict[str, Any] = {
     "shares": "even",
     "log_every": 10,
     "noise_scale": False,
+    "sync": {
+        "name": "allreduce",
+        "parties": "auto",
+        "correct": "none",
+        "compress": "none",
+        "scale": True,
+        "outer_lr": None,
+        "outer_momentum": None,
+    },
     "data": {
         "name": "",
         "folder": None,

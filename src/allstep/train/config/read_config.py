@@ -42,7 +42,7 @@ from allstep.train.config.run_config import NEUTRAL, RunConfig
 from allstep.train.config.trust import TRUST, check_digest, check_factory, is_digest, is_of_run
 from allstep.train.config.validate_keys import known_keys, validated
 
-NAMED_SECTIONS = ("data", "model", "optimizer")
+NAMED_SECTIONS = ("data", "model", "optimizer", "sync")
 FREE = "model.options"
 """A section with any keys: the keyword arguments of the model."""
 ELSEWHERE = {

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from allstep.data.image.limit import MAX_PIXELS
 from allstep.train.config.number_types import (
@@ -43,13 +43,11 @@ from allstep.train.config.number_types import (
     Shares,
     Whole,
 )
+from allstep.train.config.section import Section
+from allstep.train.config.sync_config import SyncConfig
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DataConfig(_Section):
+class DataConfig(Section):
     """The dataset, its splits, and the transforms of its images."""
 
     name: str = ""
@@ -111,7 +109,7 @@ def _place_name(where: str) -> str:
     return parts[-1].partition(":")[0] if parts else "data"
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The model and its norms."""
 
     name: str = "resnet18"
@@ -130,7 +128,7 @@ class ModelConfig(_Section):
     """Samples of a ghost batch, for `norm` ghost."""
 
 
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """The optimizer and its learning rate, which belongs to the batch `base_batch`."""
 
     name: Literal["sgd", "adamw", "lars", "larc", "lamb", "novograd"] = "sgd"
@@ -181,7 +179,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 classes."""
 
 
-class ScheduleConfig(_Section):
+class ScheduleConfig(Section):
     """The learning rate over the run, relative to its peak."""
 
     shape: Literal[
@@ -223,7 +221,7 @@ NEUTRAL = "defaults"
 """The value of `recipe` in a config that starts from the defaults of `RunConfig`, not a recipe."""
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     """Evaluations on the validation split during the run, and the test at its end."""
 
     every: Positive = 1.0
@@ -238,7 +236,7 @@ class EvaluationConfig(_Section):
     """Weights that are tested at the end: the last ones, or the best on the validation split."""
 
 
-class EmaConfig(_Section):
+class EmaConfig(Section):
     """An exponential moving average of the weights, which is evaluated instead of the weights."""
 
     decay: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -247,7 +245,7 @@ class EmaConfig(_Section):
     """Updates of the weights between two updates of the average."""
 
 
-class GrowthConfig(_Section):
+class GrowthConfig(Section):
     """A batch that grows during the run, instead of a learning rate that falls."""
 
     at: tuple[Positive, ...] = ()
@@ -259,7 +257,7 @@ class GrowthConfig(_Section):
     """Largest batch; None: the samples of an epoch."""
 
 
-class SaveConfig(_Section):
+class SaveConfig(Section):
     """The times at which checkpoints are written."""
 
     seconds: Positive | None = 300.0
@@ -270,7 +268,7 @@ class SaveConfig(_Section):
     """Keep this many recent checkpoints, plus the best one."""
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """Everything that determines what a run computes."""
 
     recipe: str = NEUTRAL
@@ -305,6 +303,8 @@ class RunConfig(_Section):
     """Steps between two lines of the run record."""
     noise_scale: bool = False
     """Whether the gradient noise scale is measured and logged."""
+    sync: SyncConfig = SyncConfig()
+    """When the workers exchange what they have learned."""
     data: DataConfig = DataConfig()
     """The dataset, its splits, and the transforms of its images."""
     model: ModelConfig = ModelConfig()

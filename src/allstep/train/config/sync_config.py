@@ -1,0 +1,55 @@
+"""The section `sync` of a config: when the parties of a run exchange what they have learned.
+
+`sync=stale:2` on the command line is `sync.name=stale:2`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from allstep.errors import ConfigError
+from allstep.parallel.sync_mode import SyncMode, sync_mode
+from allstep.train.config.number_types import Decay, Positive
+from allstep.train.config.section import Section
+
+AVAILABLE = ("allreduce",)
+"""Modes that `allstep train` can run."""
+
+
+def _known(text: str) -> str:
+    try:
+        mode = sync_mode(text)
+        if mode.name not in AVAILABLE:
+            raise ConfigError(f"sync={text}: not available yet; available: {', '.join(AVAILABLE)}")
+        return str(mode)
+    except ConfigError as error:
+        expected = str(error).partition(": ")[2]
+        raise PydanticCustomError("sync", "{expected}", {"expected": expected}) from error
+
+
+class SyncConfig(Section):
+    """When parties exchange what they have learned, and how."""
+
+    name: Annotated[str, AfterValidator(_known)] = "allreduce"
+    """Mode: allreduce, server, async, stale:S, clock:S, lazy:K, local:H, local:H:E, diloco:H or
+    elastic:H."""
+    parties: Literal["auto", "workers", "hosts"] = "auto"
+    """What pushes: each worker, or the workers of a host together; auto: hosts if there are
+    several."""
+    correct: Literal["none", "lr", "delay"] = "none"
+    """Correction for stale gradients: divide the learning rate by the staleness, or estimate the
+    gradient at the present weights (DC-ASGD)."""
+    compress: str = "none"
+    """How gradients are compressed between hosts."""
+    scale: bool = True
+    """Whether the learning rate of a push is multiplied by its samples / batch."""
+    outer_lr: Positive | None = None
+    """Learning rate of DiLoCo's outer step; None chooses it by the optimizer and H."""
+    outer_momentum: Decay | None = None
+    """Nesterov momentum of DiLoCo's outer step; None chooses it by the optimizer and H."""
+
+    @property
+    def mode(self) -> SyncMode:
+        """The mode that `name` names."""
+        return sync_mode(self.name)
