@@ -187,7 +187,7 @@ def test_every_listed_folder_exists() -> None:
 
 
 def test_a_planted_folder_or_module_is_found(tmp_path: Path) -> None:
-    for name in ("support/ranks.py", "comm/test_a.py", "comm/helper.py", "plan/test_b.py"):
+    for name in ("support/ranks.py", "comm/test_a.py", "comm/helper.py", "nothing/test_b.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert [check(tmp_path) for check in TREE_CHECKS] == [["comm/helper.py"], ["plan"]]
+    assert [check(tmp_path) for check in TREE_CHECKS] == [["comm/helper.py"], ["nothing"]]

@@ -10,6 +10,7 @@ from allstep.cli.data import data
 from allstep.cli.doctor import doctor
 from allstep.cli.eval import eval_
 from allstep.cli.horovod.path import horovod_path
+from allstep.cli.plan_speed import plan
 from allstep.cli.predict import predict
 from allstep.cli.report import report
 from allstep.cli.run import run
@@ -56,6 +57,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(train)
 app.command()(verify)
 app.command()(report)
+app.command()(plan)
 app.command()(predict)
 app.command("eval")(eval_)
 app.add_typer(study)

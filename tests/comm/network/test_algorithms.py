@@ -27,6 +27,7 @@ from allstep.comm.network.algorithms import (
     ring,
     wanted_algorithm,
 )
+from allstep.costs import allreduce
 from allstep.errors import CommError, ConfigError
 from support.allstep_command import run
 from support.hosts import SshHosts
@@ -209,12 +210,18 @@ def test_segments_hide_the_adding_of_the_ring(p: int, monkeypatch: pytest.Monkey
     chunk, segment = n / p, 4096 / WIRE.bandwidth
     for adding in (5e9, 130e6):
         speed = Speed(1e-6, WIRE.bandwidth, adding)
-        seconds, formula = reduced("ring", inputs, speed=speed)[1].seconds, ring.cost(p, n, speed)
+        seconds, formula = (
+            reduced("ring", inputs, speed=speed)[1].seconds,
+            allreduce.ring(p, n, speed, 4096),
+        )
         wire = 2 * (p - 1) * (math.ceil(chunk / 4096) * speed.latency + chunk / speed.bandwidth)
         assert seconds == pytest.approx(wire, rel=0.1)  # as if adding cost nothing
         assert seconds <= formula * 1.0001 <= wire + (p - 1) * 2.1 * segment
     slow = Speed(1e-6, WIRE.bandwidth, 60e6)  # adding is what takes the time
-    seconds, formula = reduced("ring", inputs, speed=slow)[1].seconds, ring.cost(p, n, slow)
+    seconds, formula = (
+        reduced("ring", inputs, speed=slow)[1].seconds,
+        allreduce.ring(p, n, slow, 4096),
+    )
     assert 0.9 * formula < seconds <= formula * 1.0001
 
 
@@ -222,7 +229,7 @@ def test_the_ring_approaches_the_least_possible_and_the_tree_grows_with_the_loga
     n = 1 << 30
     for p in (2, 3, 16, 100):
         least = 2 * (p - 1) / p * n / WIRE.bandwidth
-        assert least < ring.cost(p, n, WIRE) < 1.05 * least
+        assert least < allreduce.ring(p, n, WIRE) < 1.05 * least
     tree = ALGORITHMS["tree"].cost
     for p in (2, 4, 64, 1024):
         assert tree(p, 4, WIRE) == pytest.approx(math.log2(p) * tree(2, 4, WIRE))

@@ -10,8 +10,9 @@ native       Gloo's ring                    2 (p-1)/p n           as a reference
 ```
 
 `choose` takes the algorithm whose formula gives the least time on a measured link. One record holds
-procedure and formula, so what runs and what a planner predicts cannot drift apart. A new algorithm
-is one file and one line below.
+procedure and formula; the formulas are in `allstep.costs`, which the planner uses too, so what runs
+and what it predicts cannot drift apart. A new algorithm is one file, one formula and one line
+below.
 """
 
 import os
@@ -23,7 +24,8 @@ from torch import Tensor
 from allstep.comm.network.algorithms import butterfly, native, ring, star, tree
 from allstep.comm.network.algorithms.measure_link import measure_speed
 from allstep.comm.network.algorithms.point_to_point import Combine, Exchange, GlooExchange, GlooLink
-from allstep.comm.network.algorithms.speed import Speed
+from allstep.costs.allreduce import COSTS
+from allstep.costs.speed import Speed
 from allstep.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -54,11 +56,11 @@ class Algorithm:
 
 # Of algorithms with about the same cost the first is taken: fewest messages first.
 ALGORITHMS = {
-    "tree": Algorithm("tree", tree.run, tree.cost),
-    "ring": Algorithm("ring", ring.run, ring.cost),
-    "butterfly": Algorithm("butterfly", butterfly.run, butterfly.cost),
-    "star": Algorithm("star", star.run, star.cost),
-    "native": Algorithm("native", native.run, native.cost),
+    "tree": Algorithm("tree", tree.run, COSTS["tree"]),
+    "ring": Algorithm("ring", ring.run, COSTS["ring"]),
+    "butterfly": Algorithm("butterfly", butterfly.run, COSTS["butterfly"]),
+    "star": Algorithm("star", star.run, COSTS["star"]),
+    "native": Algorithm("native", native.run, COSTS["native"]),
 }
 # The accuracy of the formulas: costs within this factor count as equal.
 ABOUT = 1.05

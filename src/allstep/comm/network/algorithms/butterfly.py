@@ -45,12 +45,12 @@ from allstep.comm.network.algorithms.point_to_point import (
     received,
     wait_for,
 )
-from allstep.comm.network.algorithms.speed import Speed
+from allstep.costs.allreduce import power_of_two
 
 
 def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
     """Reduce `flat`, contiguous and one-dimensional, in place."""
-    rank, extra = exchange.rank, exchange.size - whole(exchange.size)
+    rank, extra = exchange.rank, exchange.size - power_of_two(exchange.size)
     if rank >= 2 * extra:
         _halve_and_double(exchange, flat, combine)
     elif rank % 2:
@@ -62,14 +62,9 @@ def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
         _swap(exchange, rank + 1, flat, flat[:0])
 
 
-def whole(size: int) -> int:
-    """Return the largest power of two that is not above `size`."""
-    return 1 << (size.bit_length() - 1)
-
-
 def _halve_and_double(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
     """Run the butterfly on a rank that has a position."""
-    size = whole(exchange.size)
+    size = power_of_two(exchange.size)
     extra = exchange.size - size
     position = exchange.rank // 2 if exchange.rank < 2 * extra else exchange.rank - extra
     bounds = [flat.numel() * part // size for part in range(size + 1)]
@@ -110,16 +105,3 @@ def _swap(
         if combine is not None:
             combine(place, data, out=place)
     wait_for(sent)
-
-
-def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
-    """Return the time of this algorithm in seconds."""
-    if not nbytes:
-        return 0.0
-    size = whole(num_ranks)
-    seconds = sum(
-        2 * speed.moving(nbytes / 2**i) + speed.combining(nbytes / 2**i)
-        for i in range(1, size.bit_length())
-    )
-    fold = 2 * speed.moving(nbytes) + speed.combining(nbytes)
-    return seconds + (fold if num_ranks > size else 0.0)

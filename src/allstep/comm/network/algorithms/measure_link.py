@@ -17,7 +17,7 @@ from torch import Tensor
 
 from allstep.comm.network.algorithms import tree
 from allstep.comm.network.algorithms.point_to_point import Exchange, wait_for
-from allstep.comm.network.algorithms.speed import Speed
+from allstep.costs.speed import Speed
 
 SMALL, LARGE, BLOCK = 8, 1 << 20, 256 << 10  # bytes
 SMALL_ROUNDS, LARGE_ROUNDS, ADDING_ROUNDS = 10, 2, 5

@@ -14,17 +14,10 @@ for tiny tensors it sends twice as many messages as `ring`.
 Cost: the ring's formula with s = 2 ceil(n/p / 2 MB) segments.
 """
 
-from math import ceil
-
 from torch import Tensor
 
 from allstep.comm.network.algorithms.point_to_point import Combine, Exchange, HasAllReduce
-from allstep.comm.network.algorithms.ring import pipelined
-from allstep.comm.network.algorithms.speed import Speed
 from allstep.errors import CommError
-
-# Gloo's largest segment, in bytes.
-SEGMENT = 1 << 20
 
 
 def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
@@ -38,11 +31,3 @@ def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
         )
     if exchange.size > 1 and flat.numel():
         exchange.all_reduce(flat, combine).wait()
-
-
-def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
-    """Return the time of this algorithm in seconds."""
-    chunk = nbytes / num_ranks
-    return pipelined(
-        num_ranks, chunk, 2 * ceil(chunk / (2 * SEGMENT)), min(chunk / 2, SEGMENT), speed
-    )

@@ -36,7 +36,6 @@ overlap all its sums with the segments of the step before.
 """
 
 from collections.abc import Iterator, Sequence
-from math import ceil
 
 import torch
 from torch import Tensor
@@ -48,10 +47,10 @@ from allstep.comm.network.algorithms.point_to_point import (
     received,
     wait_for,
 )
-from allstep.comm.network.algorithms.speed import Speed
+from allstep.costs import allreduce
 
 # Bytes; smaller segments cost more messages and gained nothing at 1 Gbit/s.
-SEGMENT = 1 << 20
+SEGMENT = allreduce.SEGMENT
 # Segments whose receives are posted ahead.
 AHEAD = 4
 
@@ -94,24 +93,3 @@ def _steps(
 def segments(chunk: Tensor) -> Sequence[Tensor]:
     """Return views of at most SEGMENT bytes; none of an empty chunk."""
     return torch.split(chunk, max(1, SEGMENT // chunk.element_size())) if chunk.numel() else ()
-
-
-def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
-    """Return the time of this algorithm in seconds."""
-    chunk = nbytes / num_ranks
-    return pipelined(num_ranks, chunk, ceil(chunk / SEGMENT), min(chunk, SEGMENT), speed)
-
-
-def pipelined(num_ranks: int, chunk: float, num_segments: int, first: float, speed: Speed) -> float:
-    """Return the seconds of a ring whose chunks travel in `num_segments` segments.
-
-    `chunk` and `first` are the bytes of a chunk and of its first segment.
-    """
-    if num_ranks == 1 or not chunk:
-        return 0.0
-    wire = num_segments * speed.latency + chunk / speed.bandwidth
-    of_wire = (num_ranks - 1) * (2 * wire + speed.combining(first))
-    of_adding = (
-        (num_ranks - 1) * speed.combining(chunk) + (num_ranks - 2) * wire + 2 * speed.moving(first)
-    )
-    return max(of_wire, of_adding)

@@ -29,7 +29,6 @@ from allstep.comm.network.algorithms.point_to_point import (
     received,
     wait_for,
 )
-from allstep.comm.network.algorithms.speed import Speed
 
 
 def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
@@ -50,11 +49,3 @@ def _serve(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
     for _, data in received(exchange, (Message(peer, flat) for peer in others)):
         combine(flat, data, out=flat)
     wait_for([exchange.send(flat, peer) for peer in others])
-
-
-def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
-    """Return the time of this algorithm in seconds."""
-    if num_ranks == 1 or not nbytes:
-        return 0.0
-    move, add = speed.moving(nbytes), speed.combining(nbytes)
-    return move + add + (num_ranks - 2) * max(move, add) + (num_ranks - 1) * move

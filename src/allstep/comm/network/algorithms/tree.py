@@ -36,7 +36,6 @@ from allstep.comm.network.algorithms.point_to_point import (
     received,
     wait_for,
 )
-from allstep.comm.network.algorithms.speed import Speed
 
 
 def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
@@ -62,9 +61,3 @@ def children_of(rank: int, size: int) -> Iterator[int]:
     while not rank & bit and rank + bit < size:
         yield rank + bit
         bit *= 2
-
-
-def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
-    """Return the time of this algorithm in seconds."""
-    rounds = (num_ranks - 1).bit_length()  # log2, rounded up
-    return rounds * (2 * speed.moving(nbytes) + speed.combining(nbytes)) if nbytes else 0.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Speed:
-    """A link and the processors at its ends. See `measure.measure_speed`."""
+    """A link and the processors at its ends. See `comm.network.algorithms.measure_link`."""
 
     latency: float  # seconds
     bandwidth: float  # bytes/s in each direction

@@ -1,0 +1,16 @@
+"""Predicts the speed of training on many workers: simulator, published runs, levels of knowledge.
+
+The package is pure: no clock, no torch, no randomness. The formulas of collectives come from
+`allstep.costs`, which the choice of an algorithm at run time uses too (D22).
+
+```
+setting                     profile of one worker, cluster, policy
+simulator, fused_gradients, servers     a step and its parts
+models, transports          shapes of published models, what links deliver
+published_runs, read_series     measured series, and the user's own
+levels                      predictions by how much is known
+published_table             predicted against published
+```
+
+Start with `simulator`.
+"""
