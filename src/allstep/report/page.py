@@ -19,6 +19,7 @@ from allstep.console.escape import escaped
 from allstep.errors import ConfigError
 from allstep.files.atomic import replace_file
 from allstep.report import configs, curves
+from allstep.report import parties as party_axes
 from allstep.report.charts import charts
 from allstep.report.compare import compare, speed_up
 from allstep.report.ending import Status, status
@@ -27,6 +28,8 @@ from allstep.report.glance import Glance, glance
 from allstep.report.heat import Heat, trust_heat
 from allstep.report.judge import judge
 from allstep.report.judgement import Judgement
+from allstep.report.parties import COLUMNS as PARTY_COLUMNS
+from allstep.report.parties import Parties, parties
 from allstep.report.run import Run, read_runs
 from allstep.report.scores import COLUMNS, Scores, scores
 from allstep.report.series import steps
@@ -62,6 +65,7 @@ class View:
     shown_ranks: Sequence[int]
     trust: Heat | None
     stragglers: Stragglers | None
+    parties: Parties | None
 
 
 def write_report(
@@ -111,6 +115,8 @@ def render(runs: Sequence[Run], now: float) -> str:
             phases=PHASES,
             score_columns=COLUMNS,
             straggler_columns=STRAGGLER_COLUMNS,
+            party_columns=PARTY_COLUMNS,
+            party_box=party_axes,
             facts=facts(runs),
             config=rows,
             changed=[row for row in rows if row.differs],
@@ -136,6 +142,7 @@ def _view(run: Run, number: int, first: Run, now: float) -> View:
         shown_ranks=_shown_ranks(found) if found else (),
         trust=trust_heat(steps(run.record)),
         stragglers=stragglers(run.record),
+        parties=parties(run.record),
     )
 
 
