@@ -51,7 +51,7 @@ Jobs = Annotated[
         "--jobs",
         "-j",
         callback=between("--jobs", 1, MOST),
-        help="Number of simultaneous runs, on one core each (default: one per core).",
+        help="Number of simultaneous runs (default: as many as have a core for each worker).",
     ),
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Repeat the runs that failed.")]
@@ -141,15 +141,6 @@ FaultList = Annotated[
 ]
 NumSeeds = Annotated[
     int, typer.Option("--seeds", min=1, max=1000, help="Number of seeds of each mode and fault.")
-]
-RunsAtATime = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs",
-        "-j",
-        callback=between("--jobs", 1, MOST),
-        help="Number of simultaneous runs (default: as many as have a core for each worker).",
-    ),
 ]
 
 
@@ -262,7 +253,7 @@ def sync(
     goal: BatchGoal = None,
     out: Out = None,
     data: DataFolder = None,
-    jobs: RunsAtATime = None,
+    jobs: Jobs = None,
     retry: Retry = False,
     estimate: Estimate = False,
     trust: Trust = False,

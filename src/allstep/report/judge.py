@@ -26,7 +26,12 @@ from allstep.report.ending import (
 from allstep.report.judgement import Judgement, Rule
 from allstep.report.series import samples_per_epoch, steps, whole
 from allstep.report.split import slowest_by_line, split
-from allstep.report.sync_advice import asynchronous, bound_waits, in_place_of_waiting, shares_of
+from allstep.report.sync.sync_advice import (
+    asynchronous,
+    bound_waits,
+    in_place_of_waiting,
+    shares_of,
+)
 from allstep.report.worlds import longest
 from allstep.runlog import Fields, RunRecord, number
 

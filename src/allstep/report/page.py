@@ -19,7 +19,6 @@ from allstep.console.escape import escaped
 from allstep.errors import ConfigError
 from allstep.files.atomic import replace_file
 from allstep.report import configs, curves
-from allstep.report import parties as party_axes
 from allstep.report.charts import charts
 from allstep.report.compare import compare, speed_up
 from allstep.report.ending import Status, status
@@ -28,14 +27,14 @@ from allstep.report.glance import Glance, glance
 from allstep.report.heat import Heat, trust_heat
 from allstep.report.judge import judge
 from allstep.report.judgement import Judgement
-from allstep.report.parties import COLUMNS as PARTY_COLUMNS
-from allstep.report.parties import Parties, parties
 from allstep.report.run import Run, read_runs
 from allstep.report.scores import COLUMNS, Scores, scores
 from allstep.report.series import steps
 from allstep.report.split import PHASES, Split, split
 from allstep.report.stragglers import COLUMNS as STRAGGLER_COLUMNS
 from allstep.report.stragglers import Stragglers, stragglers
+from allstep.report.sync import party_figures
+from allstep.report.sync.party_figures import Parties, parties
 
 # workers whose time split is drawn; of more, the slowest and the fastest
 _BARS = 16
@@ -115,8 +114,8 @@ def render(runs: Sequence[Run], now: float) -> str:
             phases=PHASES,
             score_columns=COLUMNS,
             straggler_columns=STRAGGLER_COLUMNS,
-            party_columns=PARTY_COLUMNS,
-            party_box=party_axes,
+            party_columns=party_figures.COLUMNS,
+            party_box=party_figures,
             facts=facts(runs),
             config=rows,
             changed=[row for row in rows if row.differs],

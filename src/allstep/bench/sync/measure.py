@@ -32,7 +32,7 @@ from allstep import machine
 from allstep.bench.comm.measure import CommFailed, Team, start_team
 from allstep.bench.comm.result import KB, MB, show_size
 from allstep.bench.result import Missing, Row
-from allstep.bench.sync import peers
+from allstep.bench.sync import foreign_stores
 from allstep.bench.sync.result import SyncResult, SyncRow
 from allstep.console import quantities
 from allstep.errors import ConfigError
@@ -158,7 +158,7 @@ def _contenders(
             start_team("Gloo pairs", pairs, num_workers, folder, ending),
         ]
         for name in ("MXNet", "ZeroMQ"):
-            command = [str(foreign), "-I", peers.__file__, name.lower(), count]
+            command = [str(foreign), "-I", foreign_stores.__file__, name.lower(), count]
             try:
                 teams.append(_start_peer(name, command, num_workers, folder, ending))
             except CommFailed as error:

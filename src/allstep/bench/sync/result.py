@@ -13,8 +13,8 @@ from rich.table import Table
 
 from allstep.bench.comm.result import KB, MB, show_size, show_time
 from allstep.bench.result import Missing, Row, absences, document
+from allstep.bench.sync.foreign_stores import MXNET, MXNET_TWO
 from allstep.bench.sync.gloo_pairs import GLOO_PAIRS
-from allstep.bench.sync.peers import MXNET, MXNET_TWO
 from allstep.bench.sync.store_rank import STORE, STORE_TWO
 from allstep.console.rich_table import figure_columns
 
@@ -84,12 +84,13 @@ class SyncResult:
     def table(self) -> Table:
         """Return the table for the console."""
         speeds = [f"x {name}" for name in REFERENCES]
-        table = figure_columns(["", ""], ["median", "min", "max", "CPU", *speeds])
+        table = figure_columns([""], ["median", "min", "max", "CPU", *speeds])
         table.caption, table.caption_justify = "\n".join(self.unmet()), "left"
         table.add_column("target", no_wrap=True)
         for nbytes, rows in groupby(self.rows, lambda row: row.nbytes):
-            for number, row in enumerate(rows):
-                table.add_row(show_size(nbytes) if number == 0 else "", *self._cells(row))
+            table.add_row(show_size(nbytes))
+            for row in rows:
+                table.add_row(*self._cells(row))
             table.add_section()
         return table
 

@@ -8,7 +8,7 @@ import sys
 import torch
 
 from allstep import kvstore
-from allstep.bench.sync.peers import LR, serve
+from allstep.bench.sync.foreign_stores import LR, serve
 
 STORE, STORE_TWO = "allstep pushpull", "allstep push+pull"
 

@@ -108,7 +108,7 @@ class SyncTable:
 
     def draw(self, file: Path) -> None:
         """Write the plots of accuracy against throughput, and of time to the goal, to `file`."""
-        from allstep.study.sync.plots import draw
+        from allstep.study.sync.mode_plots import draw
 
         draw(self, file)
 

@@ -124,7 +124,7 @@ def _sum(parts: Sequence[PartyTotals]) -> PartyTotals:
 def _added(histograms: Sequence[Mapping[int, float]]) -> dict[int, float]:
     total: Counter[int] = Counter()
     for each in histograms:
-        total.update(each)  # type: ignore[arg-type]
+        total.update(each)
     return dict(sorted(total.items()))
 
 

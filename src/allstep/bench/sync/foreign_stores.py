@@ -1,6 +1,6 @@
 """What runs in each process of `allstep bench sync`, and the peers that need no allstep.
 
-    python -I peers.py mxnet|zeromq WORKERS SOCKET        start server and workers of a peer
+    python -I foreign_stores.py mxnet|zeromq WORKERS SOCKET     start server and workers of a peer
 
 MXNet needs an old numpy, so it has an environment of its own, without allstep and torch. This file
 is run by its path there and imports only the standard library, MXNet and pyzmq. Each worker
@@ -17,7 +17,7 @@ connects to the bench and exchanges lines of JSON with it::
 A process that waits for a line uses no CPU time, so the contender that is timed runs alone.
 
 Every key starts at zero, every gradient is one and the learning rate is a power of two, so after n
-pushes all weights are exactly -n / 1024, whoever pushed them. Before each call the worker writes
+pushes by any workers all weights are exactly -n / 1024. Before each call the worker writes
 its gradient, untimed, as a backward pass does: MXNet overwrites a pushed gradient in its next pull.
 """
 
@@ -277,12 +277,15 @@ def starting(
         return started[-1].pid
 
     # The bench ends a team with SIGTERM.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         yield start
     finally:
+        signal.signal(signal.SIGTERM, before)
         for each in started:
             each.kill()
+            # Waits, unless `os.wait` already has its status.
+            each.wait()
 
 
 def main(kind: str, *rest: str) -> int:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from allstep.console.quantities import figure, percent, plural
 from allstep.report.judgement import Judgement
-from allstep.report.parties import training_seconds
 from allstep.report.split import Split
+from allstep.report.sync.party_figures import training_seconds
 from allstep.runlog import RunRecord, kept
 from allstep.train.watch.recorded_sync import RecordedSync, parties_of, recorded_sync
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from allstep.report import judge, write_report
-from allstep.report.parties import BOTTOM, TOP, parties
 from allstep.report.split import split
-from allstep.report.sync_advice import gained, gains
+from allstep.report.sync.party_figures import BOTTOM, TOP, parties
+from allstep.report.sync.sync_advice import gained, gains
 from allstep.runlog import RunRecord
 from allstep.train.watch.recorded_sync import recorded_sync
 from support.html_checker import Checker
