@@ -156,10 +156,12 @@ def test_weights_are_checked() -> None:
     for store, error in ((good, None), (bad, "a: after 5 pushes the weights are")):
         worker = Worker({"a": store})
         assert _ask(worker, prepare=4096) == {"server": None}
-        answer = _ask(worker, measure=5)
+        answer = _ask(worker, measure=5, limit=60.0)
         assert len(answer["seconds"]) == store.computed == 5 and answer["cpu"] >= 0
         found = _ask(worker, check=5)
         assert found == {} if error is None else found["error"].startswith(error)
+    # At least one call, whatever the limit.
+    assert len(_ask(Worker({"a": good}), measure=5, limit=0.0)["seconds"]) == 1
 
 
 def test_a_python_that_is_not_there(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ connects to the bench and exchanges lines of JSON with it::
     worker -> {"rank": 0, "names": ["MXNet pushpull"]}
     bench  -> {"name": "MXNet pushpull", "prepare": 4096}   make a key of that many bytes
     worker -> {"server": 4711}                              pid of the server, or null
-    bench  -> {"name": "MXNet pushpull", "measure": 100}    number of calls
+    bench  -> {"name": "MXNet pushpull", "measure": 100, "limit": 0.2}     calls and seconds
     worker -> {"seconds": [...], "cpu": 0.01}               of each call; CPU seconds of all
     bench  -> {"check": 400}                                the calls of all workers so far
     worker -> {}                                            or {"error": "..."} if they differ
@@ -83,18 +83,22 @@ class Worker:
             return {"server": store.server}
         if "check" in request:
             return _check(request["name"], store, request["check"])
-        return timed(store.compute, store.call, request["measure"])
+        return timed(store, request["measure"], request["limit"])
 
 
-def timed(compute: Callable[[], None], call: Callable[[], None], calls: int) -> dict[str, Any]:
-    """Return the seconds of each call, and the CPU seconds of all of them, over all threads."""
+def timed(store: PushPull, calls: int, limit: float) -> dict[str, Any]:
+    """Return the seconds of each call, and the CPU seconds of all of them, over all threads.
+
+    Ends after a number of calls, or with the first call that ends after `limit` seconds.
+    """
     clock, cpu_clock = time.perf_counter, time.process_time
-    seconds, cpu = [], 0.0
-    for _ in range(calls):
-        compute()
+    seconds: list[float] = []
+    cpu, end = 0.0, clock() + limit
+    while len(seconds) < calls and (not seconds or clock() < end):
+        store.compute()
         cpu_before = cpu_clock()
         before = clock()
-        call()
+        store.call()
         seconds.append(clock() - before)
         cpu += cpu_clock() - cpu_before
     return {"seconds": seconds, "cpu": cpu}

@@ -14,9 +14,10 @@ worker sleeps until it receives a request on a socket. The bench sends to one co
 and all contenders get one turn before any of them gets the next: a busy moment of the machine
 affects all of them, and no other contender runs while one is timed.
 
-A turn is as many calls as fit into `_SECONDS_PER_TURN`, at least one. Each call is timed; the
-result of the turn is the median call of its slowest worker. CPU time is that of all threads of a
-worker, and of the server, per call. After the last turn of a size all workers check the weights.
+A turn of a worker is as many calls as fit into `_SECONDS_PER_TURN`, at least one. Each call is
+timed; the result of the turn is the median call of its slowest worker. CPU time is that of all
+threads of a worker, and of the server, per call. After the last turn of a size all workers check
+the weights.
 
 MXNet 1.9.1 needs an old numpy, so it and pyzmq are in an environment of their own: `how_to_get`.
 """
@@ -41,9 +42,10 @@ from allstep.process.python import run_module
 
 SIZES = (4 * KB, 64 * KB, MB, 8 * MB, 32 * MB, 128 * MB)
 REPETITIONS = 9
-_SECONDS_PER_TURN = 0.1
+_SECONDS_PER_TURN = 0.2
 _MAX_CALLS = 2000
-_WARM_UP_CALLS = 3
+# MXNet's processes import it one after the other; on a busy machine each import takes long.
+_SECONDS_TO_START = 240.0
 # Gradients and weights of a worker, the buffers of the transports, and the servers.
 _COPIES = 6
 
@@ -57,26 +59,25 @@ class Contender:
     name: str
     team: Team
     server: int | None = None
-    calls: int = 1
     pushes: int = 0
     seconds: list[float] = field(default_factory=list)
     worker_cpu: list[float] = field(default_factory=list)
     server_cpu: list[float] = field(default_factory=list)
 
     def prepare(self, nbytes: int) -> None:
-        """Make a key, and compute the number of calls of a turn."""
+        """Make a key, and take a turn that does not count."""
         answers = self.team.request({"name": self.name, "prepare": nbytes})
         self.server = answers[0]["server"]
-        self.pushes, self.calls = 0, _WARM_UP_CALLS
+        self.pushes = 0
         self.take()
-        self.calls = max(1, min(_MAX_CALLS, round(_SECONDS_PER_TURN / self.seconds[0])))
         self.seconds, self.worker_cpu, self.server_cpu = [], [], []
 
     def take(self) -> None:
         """Take one turn."""
         before = _cpu_seconds(self.server)
-        answers = self.team.request({"name": self.name, "measure": self.calls})
-        pushes = self.calls * len(answers)
+        request = {"name": self.name, "measure": _MAX_CALLS, "limit": _SECONDS_PER_TURN}
+        answers = self.team.request(request)
+        pushes = sum(len(answer["seconds"]) for answer in answers)
         self.server_cpu.append((_cpu_seconds(self.server) - before) / pushes)
         self.worker_cpu.append(sum(answer["cpu"] for answer in answers) / pushes)
         self.seconds.append(max(median(answer["seconds"]) for answer in answers))
@@ -154,24 +155,24 @@ def _contenders(
     with contextlib.ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="allstep-bench-")))
         teams = [
-            start_team("allstep run", ours, num_workers, folder, ending),
-            start_team("Gloo pairs", pairs, num_workers, folder, ending),
+            _start("allstep run", ours, num_workers, folder, ending),
+            _start("Gloo pairs", pairs, num_workers, folder, ending),
         ]
         for name in ("MXNet", "ZeroMQ"):
             command = [str(foreign), "-I", foreign_stores.__file__, name.lower(), count]
             try:
-                teams.append(_start_peer(name, command, num_workers, folder, ending))
+                teams.append(_start(name, command, num_workers, folder, ending))
             except CommFailed as error:
                 reason = str(error).splitlines()[-1]
                 missing.append(Missing(name, f"{reason}; to get it: {how_to_get(foreign)}"))
         yield [Contender(name, team) for team in teams for name in team.names]
 
 
-def _start_peer(
+def _start(
     name: str, command: list[str], count: int, folder: Path, ending: contextlib.ExitStack
 ) -> Team:
     try:
-        return start_team(name, command, count, folder, ending)
+        return start_team(name, command, count, folder, ending, seconds_to_start=_SECONDS_TO_START)
     except OSError as error:
         raise CommFailed(f"{command[0]}: {error.strerror or error}") from error
 
