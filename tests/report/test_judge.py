@@ -33,6 +33,15 @@ def share(phase: str, part: float) -> dict[str, list[float]]:
     }
 
 
+def parties(*samples: int, waited: float = 0.0) -> dict[str, Any]:
+    """Parties of a synchronization point, with pushes of one sample."""
+    ages = {"1": 1}
+    return {
+        str(rank): {"samples": number, "pushes": number, "waited": waited, "ages": ages}
+        for rank, number in enumerate(samples)
+    }
+
+
 def test_a_run_in_which_nothing_stands_out() -> None:
     (said,) = judge(record(lines()), LATER)
     assert (said.rule, said.severity) == ("all_well", "good")
@@ -132,6 +141,11 @@ def test_a_run_in_which_nothing_stands_out() -> None:
         ({"times": slow(2, 1.20), "workers": 4}, {"straggler"}),
         ({"times": slow(2, 1.10), "workers": 4}, {"all_well"}),
         ({"times": slow(0, 1.5, 1), "workers": 1}, {"all_well"}),
+        # parties: what asynchronous steps gained, and what waiting for their bound cost in 40 s
+        ({"points": [parties(100, 50)]}, {"asynchronous"}),
+        ({"points": [parties(100, 100, waited=4.1)]}, {"asynchronous", "bound_waits"}),
+        ({"points": [parties(100, 100, waited=3.9)]}, {"asynchronous"}),
+        ({"points": [parties(100, 50)], "times": slow(1, 1.2, 2)}, {"asynchronous"}),
         # a run without an end
         ({"end": False}, {"unfinished"}),
     ],

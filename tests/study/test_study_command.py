@@ -152,3 +152,20 @@ def test_bad_input_is_told_before_anything_runs(
     assert not (
         tmp_path / "study"
     ).exists()  # a folder would hold the next study to what is wrong with this one
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_sync_study_of_two_workers(tmp_path: Path) -> None:
+    """One real run with two workers and a slow one; a mode that needs hosts states why."""
+    words = ["sync", "digits", "--modes", "allreduce,elastic:8", "--parties", "2", "--epochs", "1"]
+    words += ["--faults", "slow:2@rank=1", "--out", str(tmp_path), "data.workers=0", "log_every=5"]
+    said = allstep(*words)
+    found = json.loads((tmp_path / "table.json").read_text())
+    done = {cell["mode"]: cell for cell in found["cells"] if cell["runs"]}
+    assert set(done) >= {"allreduce", "shares=speed"}
+    for cell in done.values():
+        assert cell["runs"][0]["run"]["test"] > 0.5
+        assert cell["runs"][0]["images_per_second"] > 0
+    assert "## With `slow:2@rank=1`" in said
+    with pytest.raises(ConfigError, match=r"the study sets shares in each run; give --modes"):
+        allstep("sync", "digits", "shares=[2,1]")

@@ -3,7 +3,7 @@ must find."""
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,13 @@ def lines(
     count: int = 10_000,
     seconds: float = 0.5,
     began: float = BEGAN,
+    points: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
     """A run in which nothing stands out, unless it is told otherwise: each line of steps is 0.5 s
     and 100 samples.
 
     sample: whether an ended run has evaluated a training sample, as all do today; its error is
-    `sample_error`, else the last `train_error`.
+    `sample_error`, else the last `train_error`. points: the `parties` of synchronization points.
     """
     times = times or {"input": [0.01], "compute": [0.4], "wait": [0.05], "update": [0.04]}
     by_rank = {phase: (values * workers)[:workers] for phase, values in times.items()}
@@ -91,6 +92,10 @@ def lines(
                 **score,
             }
         )
+    made += [
+        {"kind": "sync", "time": clock, "samples": number, "parties": each}
+        for number, each in enumerate(points)
+    ]
     if end:
         test = {"loss": 0.3, "accuracy": 0.93, "count": count}
         made.append({"kind": "eval", "time": clock, "part": "test", **test})

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from allstep.bench.data.result import DataResult
     from allstep.bench.recover.result import RecoverResult
     from allstep.bench.step.result import StepResult
+    from allstep.bench.sync.result import SyncResult
 
 bench = typer.Typer(
     name="bench",
@@ -196,6 +197,44 @@ def recover(
 
 
 @bench.command()
+def sync(
+    sizes: Annotated[
+        str,
+        typer.Option("--sizes", metavar="SIZE,...", help="Sizes of the key; 1 KB is 1,024 bytes."),
+    ] = "4KB,64KB,1MB,8MB,32MB,128MB",
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers", callback=between("--workers", 1, MOST), help="Workers that push."
+        ),
+    ] = 2,
+    mxnet: Annotated[
+        Path | None,
+        typer.Option(
+            "--mxnet",
+            metavar="PYTHON",
+            help="Python of an environment with MXNet 1.9.1 and pyzmq.",
+        ),
+    ] = None,
+    repetitions: Repetitions = 9,
+    json: Json = None,
+) -> None:
+    """Measure a push and a pull of one key by workers of this host.
+
+    Compared are allstep.kvstore, Gloo with a server, MXNet's dist_async and ZeroMQ with a server.
+    """
+    from allstep.bench.comm.result import parse_sizes
+    from allstep.bench.sync.measure import check_python, measure_sync
+
+    _check(json, None)
+    check_python(mxnet)
+    nbytes = parse_sizes(sizes)
+    with step_bar(len(nbytes) * (repetitions + 1)) as progress:
+        result = measure_sync(nbytes, workers, repetitions, mxnet, progress)
+    _print(result, json)
+
+
+@bench.command()
 def data(
     where: Annotated[
         list[str], typer.Argument(metavar="SRC...", help="Images: shards, a folder or idx files.")
@@ -248,7 +287,8 @@ def _show(
 
 
 def _print(
-    result: "Result | CommResult | StepResult | DataResult | RecoverResult", json: Path | None
+    result: "Result | CommResult | StepResult | DataResult | RecoverResult | SyncResult",
+    json: Path | None,
 ) -> None:
     from rich.console import Console
 

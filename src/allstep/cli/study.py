@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 study = typer.Typer(
     name="study",
-    help="Answer a question with many runs: how large a batch can be, and what it costs.",
+    help="Answer a question with many runs: how large a batch can be, which mode of sync pays.",
     no_args_is_help=True,
 )
 
@@ -51,7 +51,7 @@ Jobs = Annotated[
         "--jobs",
         "-j",
         callback=between("--jobs", 1, MOST),
-        help="Number of simultaneous runs, on one core each (default: one per core).",
+        help="Number of simultaneous runs (default: as many as have a core for each worker).",
     ),
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Repeat the runs that failed.")]
@@ -117,6 +117,30 @@ MaxEpochs = Annotated[
 Every = Annotated[
     float,
     typer.Option(help="Epochs between two evaluations: the resolution of the number of updates."),
+]
+
+# sync
+
+Modes = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "Values of sync to compare, each with further config keys after +:"
+            " async+sync.correct=lr. allreduce adds shares=speed."
+        )
+    ),
+]
+Parties = Annotated[
+    int, typer.Option(callback=between("--parties", 1, MOST), help="Workers of each run.")
+]
+FaultList = Annotated[
+    str,
+    typer.Option(
+        "--faults", help="Faults to compare, as for allstep train --fault; none: without."
+    ),
+]
+NumSeeds = Annotated[
+    int, typer.Option("--seeds", min=1, max=1000, help="Number of seeds of each mode and fault.")
 ]
 
 
@@ -215,6 +239,56 @@ def updates(
     asked = replace(asked, precision=_one_precision(config, folder))
     _answer(
         asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate
+    )
+
+
+@study.command()
+def sync(
+    arguments: Arguments,
+    modes: Modes = "allreduce,server,async,stale:2,local:8,diloco:32",
+    parties: Parties = 2,
+    faults: FaultList = "none",
+    seeds: NumSeeds = 1,
+    epochs: Epochs = None,
+    goal: BatchGoal = None,
+    out: Out = None,
+    data: DataFolder = None,
+    jobs: Jobs = None,
+    retry: Retry = False,
+    estimate: Estimate = False,
+    trust: Trust = False,
+) -> None:
+    """Compare accuracy, throughput and time to a goal of modes between sync and async."""
+    from allstep.machine import allowed_cores
+    from allstep.study import StudyFolder
+    from allstep.study.sync.modes import parse_faults, parse_modes
+    from allstep.study.sync.study import SET, SyncGrid
+    from allstep.study.sync.table import SyncTable
+    from allstep.study.train_trial import check_data, found, refuse_overrides
+
+    recipe, overrides = _split(arguments, trust)
+    refuse_overrides(overrides, SET)
+    tried, faulty = parse_modes(modes), parse_faults(faults)
+    config, named = found(recipe, overrides, data)
+    batch = config.resolved(parties).batch
+    asked = SyncGrid(
+        recipe=recipe,
+        overrides=(*named, *overrides),
+        modes=tried,
+        faults=faulty,
+        parties=parties,
+        seeds=seeds,
+        epochs=epochs or config.epochs,
+        batch=batch,
+        goal=goal,
+    )
+    asked.study()
+    check_data(config, [batch])
+    folder = StudyFolder(out or _default_folder(recipe, "sync"))
+    asked = replace(asked, precision=_one_precision(config, folder))
+    lanes = jobs or max(1, allowed_cores() // parties)
+    _answer(
+        asked.study(), lambda results: SyncTable(asked, results), folder, lanes, retry, estimate
     )
 
 

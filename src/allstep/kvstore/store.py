@@ -128,10 +128,7 @@ class KVStore:
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push and pull in one pass. Without `out`, the result replaces `value`."""
         given = self._known("pushpull", key, value)
-        outs_of = {
-            stored.key: outs
-            for stored, outs in (given if out is None else self._known("pushpull", key, out))
-        }
+        outs_of = values_by_key("pushpull", key, value if out is None else out)
         for stored, values in given:
             gradient = tensor_checks.pushed("pushpull", stored, values)
             outs = tensor_checks.outputs("pushpull", stored, outs_of[stored.key])
@@ -173,7 +170,8 @@ class KVStore:
     def _fill(outs: list[Tensor], fill: Callable[[list[Tensor]], None]) -> None:
         """Call `fill` with flat tensors, and copy to those that are not flat in memory."""
         flats = [
-            out.view(-1) if out.is_contiguous() else out.new_empty(out.numel()) for out in outs
+            tensor_checks.flattened(out) if out.is_contiguous() else out.new_empty(out.numel())
+            for out in outs
         ]
         fill(flats)
         for out, flat in zip(outs, flats, strict=True):

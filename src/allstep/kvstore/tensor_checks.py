@@ -49,8 +49,15 @@ def pushed(call: str, stored: StoredKey, values: Sequence[Any]) -> Tensor:
 
 def _flat(call: str, stored: StoredKey, value: Any) -> Tensor:
     tensor = _fitting(call, stored, value)
-    flat = tensor.detach().reshape(-1)
-    return flat if flat.device.type == "cpu" else flat.cpu()
+    flat = flattened(tensor)
+    return flat if flat.is_cpu else flat.cpu()
+
+
+def flattened(tensor: Tensor) -> Tensor:
+    """Return a tensor with one dimension and without a gradient; the same one if it can."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor if tensor.dim() == 1 else tensor.reshape(-1)
 
 
 def _fitting(call: str, stored: StoredKey, value: Any) -> Tensor:
@@ -89,7 +96,7 @@ def outputs(
                 " dense tensor, or call row_sparse_pull"
             )
         _fitting(call, stored, out)
-    return [out.detach() for out in found]
+    return [out.detach() if out.requires_grad else out for out in found]
 
 
 def _is_sparse(value: Any) -> bool:

@@ -6,6 +6,7 @@ rules use
     fit         training and validation error, and whether the run was long enough (`fit`)
     curves      spikes of the loss, a validation loss that rose again or still fell at the end
     times       input, the slowest worker, waiting for gradients
+    parties     what asynchronous steps gain, and what their bound costs (`sync_advice`)
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,12 @@ from allstep.report.ending import (
 from allstep.report.judgement import Judgement, Rule
 from allstep.report.series import samples_per_epoch, steps, whole
 from allstep.report.split import slowest_by_line, split
+from allstep.report.sync.sync_advice import (
+    asynchronous,
+    bound_waits,
+    in_place_of_waiting,
+    shares_of,
+)
 from allstep.report.worlds import longest
 from allstep.runlog import Fields, RunRecord, number
 
@@ -141,9 +148,12 @@ def input_bound(record: RunRecord) -> Judgement | None:
 
 
 def straggler(record: RunRecord) -> Judgement | None:
-    """Judge a run in which one worker is slower than the others most of the time."""
+    """Judge a run in which one worker is slower than the others most of the time.
+
+    In an asynchronous run no worker waits for it.
+    """
     found = split(record)
-    if found is None or found.lateness < LATENESS:
+    if found is None or found.lateness < LATENESS or record.syncs:
         return None
     rank = found.slowest
     slowest = slowest_by_line(record)
@@ -156,7 +166,8 @@ def straggler(record: RunRecord) -> Judgement | None:
     )
     advice = (
         "Check that host for other processes, clock rate and disk; `allstep doctor` compares hosts."
-    )
+        f" {in_place_of_waiting(found, shares_of(record.starts[-1].get('config')))}"
+    ).strip()
     return Judgement("straggler", "problem", "One worker holds up the others", figures, advice)
 
 
@@ -181,6 +192,8 @@ RULES: tuple[Rule, ...] = (
     input_bound,
     straggler,
     waiting,
+    asynchronous,
+    bound_waits,
 )
 
 

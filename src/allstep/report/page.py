@@ -33,6 +33,8 @@ from allstep.report.series import steps
 from allstep.report.split import PHASES, Split, split
 from allstep.report.stragglers import COLUMNS as STRAGGLER_COLUMNS
 from allstep.report.stragglers import Stragglers, stragglers
+from allstep.report.sync import party_figures
+from allstep.report.sync.party_figures import Parties, parties
 
 # workers whose time split is drawn; of more, the slowest and the fastest
 _BARS = 16
@@ -62,6 +64,7 @@ class View:
     shown_ranks: Sequence[int]
     trust: Heat | None
     stragglers: Stragglers | None
+    parties: Parties | None
 
 
 def write_report(
@@ -111,6 +114,8 @@ def render(runs: Sequence[Run], now: float) -> str:
             phases=PHASES,
             score_columns=COLUMNS,
             straggler_columns=STRAGGLER_COLUMNS,
+            party_columns=party_figures.COLUMNS,
+            party_box=party_figures,
             facts=facts(runs),
             config=rows,
             changed=[row for row in rows if row.differs],
@@ -136,6 +141,7 @@ def _view(run: Run, number: int, first: Run, now: float) -> View:
         shown_ranks=_shown_ranks(found) if found else (),
         trust=trust_heat(steps(run.record)),
         stragglers=stragglers(run.record),
+        parties=parties(run.record),
     )
 
 

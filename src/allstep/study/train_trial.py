@@ -1,4 +1,4 @@
-"""A trial that is a run of `allstep train` with one worker."""
+"""A trial that is a run of `allstep train`, with one worker or several on this host."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -20,34 +20,46 @@ _EPOCH_SECONDS = 10.0
 _STEP_SAMPLES = 16.0
 
 
-def training(name: str, recipe: str, overrides: Sequence[str], facts: Mapping[str, Any]) -> Trial:
-    """Return the trial that trains `recipe` with `overrides` (key=value) and one worker.
+def training(
+    name: str,
+    recipe: str,
+    overrides: Sequence[str],
+    facts: Mapping[str, Any],
+    num_workers: int = 1,
+    options: Sequence[str] = (),
+) -> Trial:
+    """Return the trial that trains `recipe` with `overrides` (key=value).
 
-    Raise ConfigError for a config that cannot be right, before any trial runs.
+    options: further ones of `allstep train`, such as faults. Raise ConfigError for a config that
+    cannot be right, before any trial runs.
     """
-    config = read_config(recipe, overrides).resolved(1)
+    config = read_config(recipe, overrides).resolved(num_workers)
     try:
-        check_config(config, 1)
+        check_config(config, num_workers)
     except ConfigError as error:
         raise ConfigError(f"run {name}: {error}") from error
-    command = tuple(run_module("allstep", "train", recipe, "--workers", "1", "--launcher", NONE))
+    count = ("--workers", str(num_workers), "--launcher", NONE)
+    command = tuple(run_module("allstep", "train", recipe, *count))
     return Trial(
         name=name,
-        command=(*command, "--out", FOLDER, *overrides),
+        command=(*command, *options, "--out", FOLDER, *overrides),
         resume=("--resume", "auto"),
         seconds=config.num_epochs * _EPOCH_SECONDS * (1 + _STEP_SAMPLES / config.batch),
         epochs=config.num_epochs,
-        settings=_digest(config),
+        settings=_digest(config, num_workers, options),
         facts=facts,
     )
 
 
-def _digest(config: RunConfig) -> str:
-    """Return a digest of the whole config, except the folder of the data.
+def _digest(config: RunConfig, num_workers: int, options: Sequence[str]) -> str:
+    """Return a digest of the whole config, except the folder of the data, workers and options.
 
     So a run with a recipe that has changed since is not taken for the same run.
     """
     plain = config.model_dump_json(exclude={"data": {"folder"}})
+    # Folders of older versions have runs with one worker and no options.
+    if num_workers > 1 or options:
+        plain += f" {num_workers} {' '.join(options)}"
     return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
 

@@ -254,10 +254,12 @@ def start_team(
     folder: Path,
     ending: contextlib.ExitStack,
     seconds_to_answer: float = _SECONDS_TO_ANSWER,
+    seconds_to_start: float = _SECONDS_TO_START,
 ) -> Team:
     """Start ranks and wait until all of them have connected.
 
     The path of the socket is appended to the command. `seconds_to_answer`: timeout of a request.
+    `seconds_to_start`: timeout of the connections.
     """
     listener = ending.enter_context(socket.socket(socket.AF_UNIX))
     path = folder / f"{name}.socket"
@@ -278,12 +280,16 @@ def start_team(
         )
     ending.callback(_end, process)
     team = Team(name, process, output, seconds_to_answer=seconds_to_answer)
-    _gather(team, listener, num_ranks, ending)
+    _gather(team, listener, num_ranks, ending, seconds_to_start)
     return team
 
 
 def _gather(
-    team: Team, listener: socket.socket, num_ranks: int, ending: contextlib.ExitStack
+    team: Team,
+    listener: socket.socket,
+    num_ranks: int,
+    ending: contextlib.ExitStack,
+    seconds: float,
 ) -> None:
     """Accept a connection from every rank and store them in the order of ranks.
 
@@ -299,10 +305,10 @@ def _gather(
                 raise CommFailed(
                     f"{team.name} ended before its ranks were ready:\n{team.printed()}"
                 ) from None
-            if time.monotonic() - started > _SECONDS_TO_START:
+            if time.monotonic() - started > seconds:
                 raise CommFailed(
                     f"{len(lines)} of {num_ranks} ranks of {team.name} were ready after"
-                    f" {_SECONDS_TO_START:.0f} s:\n{team.printed()}"
+                    f" {seconds:.0f} s:\n{team.printed()}"
                 ) from None
             continue
         link.settimeout(team.seconds_to_answer)

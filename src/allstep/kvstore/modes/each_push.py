@@ -50,7 +50,7 @@ class EachPush(SharedValues):
     def _apply(self, stored: StoredKey, gradient: Tensor, outs: Sequence[Tensor]) -> None:
         optimizer = self._optimizer(stored)
         for each in in_turn(stored, self._caller, "push"):
-            apply_slice(optimizer, each, gradient[each.start : each.end])
+            apply_slice(optimizer, each, each.of(gradient))
             self.copy_slice(stored, each, outs)
 
     def _optimizer(self, stored: StoredKey) -> KeyOptimizer:
@@ -82,7 +82,7 @@ class BoundedAge(EachPush):
         optimizer = self._optimizer(stored)
         admission = _Admission(self, stored)
         for each in in_turn(stored, self._caller, "push", admission):
-            apply_slice(optimizer, each, gradient[each.start : each.end])
+            apply_slice(optimizer, each, each.of(gradient))
             self.copy_slice(stored, each, outs)
             if not each.index:
                 self._note_push(stored, each, bool(outs))

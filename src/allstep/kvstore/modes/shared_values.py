@@ -144,9 +144,9 @@ class SharedValues:
 
     def copy_slice(self, stored: StoredKey, each: Slice, outs: Sequence[Tensor]) -> None:
         """Copy one slice of the value to all of `outs`."""
-        value = stored.flat[each.start : each.end]
+        value = each.of(stored.flat)
         for out in outs:
-            out[each.start : each.end].copy_(value)
+            each.of(out).copy_(value)
 
     def has_read(self, stored: StoredKey, version: int) -> None:
         """Note that this worker has read a version; for modes that bound ages."""

@@ -23,6 +23,7 @@ from allstep.kvstore.memory.key_memory import KeyShape, Slice, StoredKey, aligne
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.slices import Span
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.plain_step import plain_step
 from allstep.kvstore.updates.slice_state import SliceState, StateEntry, entries_for
 
 
@@ -84,6 +85,7 @@ class KeyOptimizer:
         self._alone = [[parameter] for parameter in self._parameters]
         self._optimizer = chosen.make(self._parameters)
         self._group: dict[str, Any] = self._optimizer.param_groups[0]
+        self._step = plain_step(self._optimizer)
 
     def _shaped(self, flat: Tensor) -> Tensor:
         return flat.view(self._stored.shape) if self.plan.is_whole else flat
@@ -94,6 +96,7 @@ class KeyOptimizer:
         # A constructor may create state; the present one stays.
         made.state = self._optimizer.state
         self._optimizer, self._group = made, made.param_groups[0]
+        self._step = plain_step(made)
 
     def copy_to_master(self) -> None:
         """Set the master weights to the value; only one worker does it."""
@@ -106,9 +109,12 @@ class KeyOptimizer:
         values = self._optimizer.state[parameter]
         if each.has_state:
             state.load(values)
-        parameter.grad = self._shaped(gradient.to(parameter.dtype))
+        # A call that changes nothing takes as long as the update of 4 KB.
+        if gradient.dtype is not self.plan.dtype:
+            gradient = gradient.to(self.plan.dtype)
+        parameter.grad = self._shaped(gradient)
         self._group["params"] = self._alone[each.index]
-        self._optimizer.step()
+        self._step()
         parameter.grad = None
         state.keep(values)
         each.has_state = True
