@@ -14,6 +14,9 @@ from support.slurm import slurm, slurm_two_nodes
 
 __all__ = ["rank_server", "ranks", "slurm", "slurm_two_nodes", "three_hosts", "two_hosts"]
 
+# Until all tests are collected: while modules are imported, collections find nothing to free.
+gc.disable()
+
 # A shell that starts us in the background has SIGINT ignored, and whoever we start would inherit
 # that: tests of Ctrl-C could not end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -66,6 +69,7 @@ def pytest_collection_finish() -> None:
 
     With them a collection takes a third of a second, and some tests ask for two.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
 
