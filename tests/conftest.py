@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -16,6 +17,11 @@ __all__ = ["rank_server", "ranks", "slurm", "slurm_two_nodes", "three_hosts", "t
 
 # Until all tests are collected: while modules are imported, collections find nothing to free.
 gc.disable()
+
+# Every Python that a test starts runs the `sitecustomize` there.
+START_OF_PYTHON = str(Path(__file__).parent / "support" / "start_of_python")
+if START_OF_PYTHON not in (given := os.environ.get("PYTHONPATH", "")).split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [given, START_OF_PYTHON]))
 
 # A shell that starts us in the background has SIGINT ignored, and whoever we start would inherit
 # that: tests of Ctrl-C could not end.
