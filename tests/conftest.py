@@ -23,6 +23,10 @@ START_OF_PYTHON = str(Path(__file__).parent / "support" / "start_of_python")
 if START_OF_PYTHON not in (given := os.environ.get("PYTHONPATH", "")).split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [given, START_OF_PYTHON]))
 
+# Threads of torch that wait for work shall sleep. By default they spin, which on a machine where
+# several tests share the cores takes them from the others: a third of the time of a short training.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # A shell that starts us in the background has SIGINT ignored, and whoever we start would inherit
 # that: tests of Ctrl-C could not end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
