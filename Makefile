@@ -22,8 +22,9 @@ demo: install
 quick: install check
 	$(BIN)/python -m pytest -m unit --numprocesses 2 --dist worksteal
 
+# Three at a time on 2 cores: many tests wait, for a timeout, the end of a process or another rank.
 test: install check
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 # Random and killing tests at full count; the last lines go into docs/soak.md.
 soak: install

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -13,6 +14,18 @@ from support.ranks import rank_server, ranks
 from support.slurm import slurm, slurm_two_nodes
 
 __all__ = ["rank_server", "ranks", "slurm", "slurm_two_nodes", "three_hosts", "two_hosts"]
+
+# Until all tests are collected: while modules are imported, collections find nothing to free.
+gc.disable()
+
+# Every Python that a test starts runs the `sitecustomize` there.
+START_OF_PYTHON = str(Path(__file__).parent / "support" / "start_of_python")
+if START_OF_PYTHON not in (given := os.environ.get("PYTHONPATH", "")).split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [given, START_OF_PYTHON]))
+
+# Threads of torch that wait for work shall sleep. By default they spin, which on a machine where
+# several tests share the cores takes them from the others: a third of the time of a short training.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A shell that starts us in the background has SIGINT ignored, and whoever we start would inherit
 # that: tests of Ctrl-C could not end.
@@ -66,6 +79,7 @@ def pytest_collection_finish() -> None:
 
     With them a collection takes a third of a second, and some tests ask for two.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support import keras_checks
+from support.keras_ranks import XLA_FLAGS
 from support.ranks import Ranks, clean_environment
 
 # Prints, for each file, the class of the optimizer, the inner class and the loss scale.
@@ -76,7 +77,7 @@ def settings(backend: str) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "1",
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+        "XLA_FLAGS": XLA_FLAGS,
     }
 
 

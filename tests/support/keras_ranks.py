@@ -20,6 +20,12 @@ from support.ranks import Ranks
 Check = Callable[[], None]
 
 BACKENDS = ("torch", "tensorflow", "jax")
+XLA_FLAGS = (
+    "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0"
+    " intra_op_parallelism_threads=1"
+)
+"""One thread, and no optimization of compiled code: it runs a few times, and compiling it takes most
+of the time of a test."""
 on_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -32,7 +38,7 @@ def run_keras_checks(
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "1",
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+        "XLA_FLAGS": XLA_FLAGS,
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": "1",
     }

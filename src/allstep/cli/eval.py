@@ -76,6 +76,7 @@ def eval_(
     launcher: Launcher = None,
 ) -> None:
     """Evaluate the model of a run on every sample once: loss, accuracy, top-5 accuracy."""
+    from allstep.cli.torch_import import import_torch
     from allstep.errors import ConfigError
     from allstep.train.config.num_workers import check_num_workers
     from allstep.train.folder.existing_run import Evaluation, SplitName
@@ -92,6 +93,7 @@ def eval_(
         raise typer.Exit(_start(workers))
     if world.launcher != NONE:
         check_num_workers(workers, world)
+    import_torch(optimizers=False)
     from allstep.train.use.evaluate import work
 
     result = work(asked, launcher)

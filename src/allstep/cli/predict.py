@@ -73,6 +73,7 @@ def predict(
     The exit status is 1 if an image cannot be read.
     """
     from allstep.cli.predict_table import show
+    from allstep.cli.torch_import import import_torch
     from allstep.console.progress_bar import bar
     from allstep.train.folder.existing_run import run_config
 
@@ -80,6 +81,7 @@ def predict(
     check_output("--json", json, "JSON")
     # Report errors in the run folder before torch is imported, which takes seconds.
     run_config(run, trust=trust)
+    import_torch(optimizers=False)
     from allstep.data.sources.class_folders import left_out_notes
     from allstep.train.use.predict import find_images, load_run
     from allstep.train.use.predict import predict as predict_images

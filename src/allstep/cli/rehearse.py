@@ -87,6 +87,9 @@ def _place(asked: Rehearsal) -> Path | None:
 
 def _work(asked: Rehearsal, launcher: str | None) -> int:
     """Run the test as a worker and return the exit status."""
+    from allstep.cli.torch_import import import_torch
+
+    import_torch(optimizers=True)
     from allstep import comm
     from allstep.comm.group import agree
     from allstep.train.folder.scratch import scratch

@@ -355,6 +355,9 @@ def _work(request: "TrainRequest", launcher: str | None, requeue: "JobRequeue") 
 
     `requeue` is called in a worker that saved alone, and left to the caller otherwise.
     """
+    from allstep.cli.torch_import import import_torch
+
+    import_torch(optimizers=True)
     from allstep.comm.join.membership import Dismissed
     from allstep.errors import PeerLost
     from allstep.launch import RESUBMIT

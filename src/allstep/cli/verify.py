@@ -73,6 +73,9 @@ def verify(
 
 def _work(source: str, answers: Path) -> None:
     """Run the steps of the plan in the folder `answers` as a worker."""
+    from allstep.cli.torch_import import import_torch
+
+    import_torch(optimizers=True)
     from allstep.train.check.verify import work
     from allstep.train.config.read_config import read_config
 
