@@ -1,9 +1,10 @@
 """What a party takes and what it leaves: `Claim` and `Push`, plain values."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Claim(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Claim:
     """Samples that a party has taken, for one step.
 
     start, count: the first of them and their number, as positions of the run. is_last: whether the
@@ -15,7 +16,8 @@ class Claim(NamedTuple):
     is_last: bool = True
 
 
-class Push(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Push:
     """One update of the weights, as the order log has it.
 
     party: the rank that pushed. start, count: its samples, as positions of the run. step: the
