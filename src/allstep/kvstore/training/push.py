@@ -1,10 +1,9 @@
 """What a party takes and what it leaves: `Claim` and `Push`, plain values."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """Samples that a party has taken, for one step.
 
     start, count: the first of them and their number, as positions of the run. is_last: whether the
@@ -12,12 +11,12 @@ class Claim:
     """
 
     start: int
-    count: int
+    # The name hides a method of tuples that is of no use here.
+    count: int  # type: ignore[assignment]
     is_last: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(NamedTuple):
     """One update of the weights, as the order log has it.
 
     party: the rank that pushed. start, count: its samples, as positions of the run. step: the
@@ -28,7 +27,8 @@ class Push:
 
     party: int
     start: int
-    count: int
+    # The name hides a method of tuples that is of no use here.
+    count: int  # type: ignore[assignment]
     step: int
     read: int
     made: int
