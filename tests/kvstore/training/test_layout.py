@@ -9,7 +9,7 @@ from torch import nn
 from allstep.errors import UserError
 from allstep.kvstore.training.layout import Layout
 from allstep.kvstore.training.model_copy import ModelCopy
-from allstep.kvstore.training.unit_updates import StatePlan, private_memory
+from allstep.kvstore.training.unit_updates import StateLayout, private_memory
 from allstep.kvstore.training.whole_state import put_state, whole_state
 from support.parties import OPTIMIZERS, Small, named
 
@@ -74,7 +74,7 @@ def test_units_update_as_the_optimizer_and_keep_its_state(name: str) -> None:
     outer.step()
     wrapped: Any = type(outer)
     layout = layout_of(copied, is_whole=name == "lars")
-    plan = StatePlan(outer, wrapped, layout)
+    plan = StateLayout(outer, wrapped, layout)
     assert len(layout.units) >= 2
     copy = ModelCopy(
         outer, wrapped, plan, private_memory(layout.nbytes), private_memory(plan.nbytes)

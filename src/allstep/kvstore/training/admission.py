@@ -38,7 +38,7 @@ def clock(bound: int) -> Rule:
     return slowest
 
 
-class Admission:
+class PushAdmission:
     """Admits the pushes of one party. Made for a round, since its bound depends on the parties.
 
     others: the other parties that were not lost when the round began.

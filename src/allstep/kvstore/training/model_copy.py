@@ -19,7 +19,7 @@ from torch import Tensor
 from allstep.errors import UserError
 from allstep.kvstore.training.corrections import compensate
 from allstep.kvstore.training.unit_updates import (
-    StatePlan,
+    StateLayout,
     UnitUpdates,
     flats_in,
     private_memory,
@@ -33,7 +33,7 @@ class ModelCopy:
     """
 
     def __init__(
-        self, outer: Any, wrapped: type, plan: StatePlan, present: memoryview, state: memoryview
+        self, outer: Any, wrapped: type, plan: StateLayout, present: memoryview, state: memoryview
     ) -> None:
         self.layout = layout = plan.layout
         self.present = flats_in(layout, present)

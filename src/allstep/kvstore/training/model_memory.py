@@ -23,7 +23,7 @@ from allstep.kvstore.training.options import Options
 from allstep.kvstore.training.order_log import OrderLog
 from allstep.kvstore.training.party_lines import PartyLines
 from allstep.kvstore.training.unit import Unit
-from allstep.kvstore.training.unit_updates import StatePlan
+from allstep.kvstore.training.unit_updates import StateLayout
 from allstep.process.futex import address_of
 
 
@@ -37,7 +37,7 @@ class ModelMemory:
         self,
         parties: Parties,
         options: Options,
-        plan: StatePlan,
+        plan: StateLayout,
         num_groups: int,
         averaged: Sequence[Tensor],
     ) -> None:
@@ -70,14 +70,14 @@ class ModelMemory:
             for index in range(len(layout.units))
         ]
 
-    def _unit(self, index: int, line: memoryview, locks: SliceLocks, plan: StatePlan) -> Unit:
+    def _unit(self, index: int, line: memoryview, locks: SliceLocks, plan: StateLayout) -> Unit:
         unit = plan.layout.units[index]
         numbers = line[MUTEX_BYTES:SLICE_LINE].cast("q")
         return Unit(index, (unit.start, unit.end), locks.at(address_of(line)), numbers, self.lines)
 
 
 def _check_same(
-    parties: Parties, options: Options, plan: StatePlan, averaged: Sequence[Tensor]
+    parties: Parties, options: Options, plan: StateLayout, averaged: Sequence[Tensor]
 ) -> None:
     """Raise UserError on all parties if they train different models, or differently."""
     texts = [

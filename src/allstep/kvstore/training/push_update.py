@@ -12,7 +12,7 @@ from allstep.kvstore.memory.parties import Parties
 from allstep.kvstore.training.layout import Layout
 from allstep.kvstore.training.options import Options
 from allstep.kvstore.training.shared_model import SharedModel
-from allstep.kvstore.training.unit_updates import StatePlan
+from allstep.kvstore.training.unit_updates import StateLayout
 from allstep.parallel.exchange import Owners
 from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.parallel.updates.by_owners import needs_whole_parameters
@@ -116,7 +116,7 @@ def share_model(
     try:
         groups = [group["params"] for group in optimizer.param_groups]
         layout = Layout(groups, optimizer._replicas.named, needs_whole_parameters(wrapped))
-        plan = StatePlan(optimizer, wrapped, layout)
+        plan = StateLayout(optimizer, wrapped, layout)
         shared = SharedModel(parties, optimizer, wrapped, plan, options, averaged)
     except BaseException:
         parties.close()

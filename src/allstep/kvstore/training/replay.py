@@ -18,7 +18,7 @@ from allstep.kvstore.training.layout import Layout
 from allstep.kvstore.training.model_copy import ModelCopy
 from allstep.kvstore.training.options import Options
 from allstep.kvstore.training.push import Claim, Push
-from allstep.kvstore.training.unit_updates import StatePlan, private_memory
+from allstep.kvstore.training.unit_updates import StateLayout, private_memory
 from allstep.kvstore.training.whole_state import put_state, whole_state
 from allstep.parallel.exchange import Named
 from allstep.parallel.updates.by_owners import needs_whole_parameters
@@ -43,7 +43,7 @@ def replay(
     """
     groups = [group["params"] for group in optimizer.param_groups]
     layout = Layout(groups, named, needs_whole_parameters(wrapped))
-    plan = StatePlan(optimizer, wrapped, layout)
+    plan = StateLayout(optimizer, wrapped, layout)
     weights, state = private_memory(layout.nbytes), private_memory(plan.nbytes)
     copy = ModelCopy(optimizer, wrapped, plan, weights, state)
     put_state(layout, copy.updates.has_state, copy.updates.states, optimizer.state)

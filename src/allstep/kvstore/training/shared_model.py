@@ -34,7 +34,7 @@ from allstep.errors import UserError
 from allstep.kvstore.memory.key_memory import Caller, Slice, in_turn
 from allstep.kvstore.memory.parties import Parties
 from allstep.kvstore.rules.gradient_age import NONE
-from allstep.kvstore.training.admission import Admission
+from allstep.kvstore.training.admission import PushAdmission
 from allstep.kvstore.training.claims import Claims
 from allstep.kvstore.training.corrections import push_lr
 from allstep.kvstore.training.gathering import Gathering
@@ -51,7 +51,7 @@ from allstep.kvstore.training.party_lines import (
     TORN,
 )
 from allstep.kvstore.training.push import Claim, Push
-from allstep.kvstore.training.unit_updates import StatePlan
+from allstep.kvstore.training.unit_updates import StateLayout
 from allstep.kvstore.training.whole_state import put_state, whole_state
 
 Values = Sequence[float] | Tensor | None
@@ -85,7 +85,7 @@ class SharedModel:
         parties: Parties,
         outer: Any,
         wrapped: type,
-        plan: StatePlan,
+        plan: StateLayout,
         options: Options,
         averaged: Sequence[Tensor] = (),
     ) -> None:
@@ -148,10 +148,10 @@ class SharedModel:
         self._admission = self._new_admission()
         self.claims.begin_round(self._round, position, limit, share, self.options.epoch_size)
 
-    def _new_admission(self) -> Admission:
+    def _new_admission(self) -> PushAdmission:
         others = set(self.living) - {self.rank}
         mode = self.options.mode
-        return Admission(mode, self._lines, self.rank, others, self._parties.waiting)
+        return PushAdmission(mode, self._lines, self.rank, others, self._parties.waiting)
 
     def synchronize(self, values: Values = None) -> SyncPoint | None:
         """Wait until all pushes are done, and make all parties equal. A collective.

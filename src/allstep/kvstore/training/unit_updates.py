@@ -27,7 +27,7 @@ from allstep.parallel.subclass import like
 State = dict[Any, Any]
 
 
-class StatePlan:
+class StateLayout:
     """What the optimizer keeps for each tensor that it updates, and the size of the memory.
 
     outer: the optimizer of whole parameters; its state is cut. wrapped: its class, as the user
@@ -130,7 +130,7 @@ class UnitUpdates:
         self,
         outer: Any,
         wrapped: type,
-        plan: StatePlan,
+        plan: StateLayout,
         flats: Sequence[Tensor],
         memory: memoryview,
     ) -> None:
