@@ -9,7 +9,7 @@
 codec_text       text such as "topk:1%" -> codec
 error_feedback   what a codec drops is added to the next gradient
 cast, int8, two_bit, one_bit, top_k, power_sgd     one kind of codec each
-packed_bits      a few bits for each value, many values in a word
+packed_bits      a few bits for each value, many values in an integer
 blocks           the protocol `Codec`; a tensor is encoded in blocks that fit a core's cache
 ```
 

@@ -2,7 +2,7 @@
 
     residual += gradient;  send encode(residual);  residual -= decode(what was sent)
 
-So nothing is lost for good: the sum of what was sent, plus the residual, is the sum of the
+So nothing is lost permanently: the sum of what was sent, plus the residual, is the sum of the
 gradients. Codecs that send few bits converge with it and diverge without it (Seide et al. 2014,
 Karimireddy et al., arXiv 1901.09847).
 

@@ -37,10 +37,10 @@ class TwoBit:
         # is rounded correctly, and the largest float below t divided by t is below 1.
         quotients = (values / self.threshold).clamp_(-1, 1).nan_to_num_()
         signs[: values.numel()].copy_(quotients)
-        # Four signs, 00, 01 or ff, in each word: 3 where the lowest bit is set, less 1 if negative.
-        words = signs.view(torch.int32)
-        codes = (words & _ONES).mul_(3)
-        codes -= words.bitwise_right_shift_(1).bitwise_and_(_ONES)
+        # Four signs, 00, 01 or ff, in each int32: 3 where the lowest bit is set, less 1 for ff.
+        fours = signs.view(torch.int32)
+        codes = (fours & _ONES).mul_(3)
+        codes -= fours.bitwise_right_shift_(1).bitwise_and_(_ONES)
         pack_2bit(codes, out)
 
     def decode_block(self, encoded: Tensor, out: Tensor) -> None:
