@@ -21,6 +21,7 @@ from allstep.kvstore.modes.each_push import BoundedAge, EachPush
 from allstep.kvstore.modes.each_round import EachRound
 from allstep.kvstore.modes.key_values import KeyValues, Updater
 from allstep.kvstore.modes.local_values import LocalValues
+from allstep.kvstore.push_compression import PushCompression
 from allstep.kvstore.rules.key_lists import Key, check_kinds, check_new, values_by_key
 from allstep.kvstore.rules.store_kinds import StoreKind, store_kind
 from allstep.kvstore.updates.optimizer_class import OptimizerClass, optimizer_class
@@ -63,6 +64,7 @@ class KVStore:
 
     def __init__(self, kind: StoreKind, values: KeyValues) -> None:
         self._kind, self._values = kind, values
+        self._compression = PushCompression()
         # Also at the end of the process, so that the other workers know at once.
         self._end = weakref.finalize(self, values.close)
         at_shutdown(self.close)
@@ -110,7 +112,8 @@ class KVStore:
         Several values of one key are summed first. priority: accepted for MXNet's sake.
         """
         for stored, values in self._known("push", key, value):
-            self._values.push(stored, tensor_checks.pushed("push", stored, values))
+            gradient = tensor_checks.pushed("push", stored, values)
+            self._values.push(stored, self._compression.applied(stored, gradient))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -134,6 +137,7 @@ class KVStore:
         }
         for stored, values in given:
             gradient = tensor_checks.pushed("pushpull", stored, values)
+            gradient = self._compression.applied(stored, gradient)
             outs = tensor_checks.outputs("pushpull", stored, outs_of[stored.key])
             self._fill(outs, partial(self._values.pushpull, stored, gradient))
 
@@ -211,11 +215,13 @@ class KVStore:
     _set_updater = set_updater
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Raise UserError: on one host a push moves no bytes that compression would save."""
-        raise UserError(
-            f"set_gradient_compression({dict(compression_params)}): not available yet; on one host"
-            " gradients stay in memory and nothing is sent, so remove the call"
-        )
+        """Quantize pushes from now on; all workers call it together, before the first push.
+
+        compression_params: such as {"type": "2bit", "threshold": 0.5}; see `push_compression`.
+        """
+        self._check_open()
+        text = self._compression.choose(self._kind, compression_params)
+        self._values.agree("set_gradient_compression", text)
 
     # All workers
 

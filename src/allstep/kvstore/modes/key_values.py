@@ -49,6 +49,9 @@ class KeyValues(Protocol):
     def locked(self, stored: StoredKey) -> AbstractContextManager[None]:
         """Let no worker change the value within the block."""
 
+    def agree(self, call: str, text: str) -> None:
+        """Raise UserError on all workers if they pass different texts. call: for the error."""
+
     def barrier(self) -> None:
         """Wait until all workers have called this."""
 

@@ -103,6 +103,8 @@ class LocalValues:
     def locked(self, stored: StoredKey) -> AbstractContextManager[None]:
         return all_locked(stored, self._caller, "reading the state")
 
+    def agree(self, call: str, text: str) -> None: ...
+
     def barrier(self) -> None: ...
 
     def change_state(self, change: Callable[[], None]) -> None:

@@ -163,6 +163,10 @@ class SharedValues:
 
     # All workers
 
+    def agree(self, call: str, text: str) -> None:
+        """Raise UserError on all workers if they pass different texts."""
+        self._check_same(call, [text])
+
     def barrier(self) -> None:
         """Wait until all workers have called this; those that are lost only if needed."""
         self.parties.barrier(self.needs_all)
