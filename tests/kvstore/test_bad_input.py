@@ -63,7 +63,7 @@ WITH_KEY = {
     ),
     "sparse gradient": (
         lambda kv: kv.push("w", SPARSE),
-        "push: the value of key 'w' is sparse.*; pass value.to_dense()",
+        "push of key 'w': the gradient is not made of rows; .* or pass value.to_dense()",
     ),
     "dense out for rows": (
         lambda kv: kv.row_sparse_pull("w", out=torch.ones(3, 3), row_ids=[0]),

@@ -221,6 +221,8 @@ class StoredKey:
         ]
         self._cut = [self._slice(index, span, locks) for index, span in enumerate(form.spans)]
         self.slices: Sequence[Slice] = self._cut
+        self.batches: Sequence[Sequence[Slice]] = ()
+        """The slices in batches of rows, once `row_batches` has made them."""
 
     def _slice(self, index: int, span: Span, locks: Callable[[int], Lock]) -> Slice:
         at = self._place.slices + index * SLICE_LINE
@@ -233,6 +235,7 @@ class StoredKey:
         All workers call this together, while none of them uses the key.
         """
         self.slices = [self._cut[0].whole(self.form.numel)] if is_whole else self._cut
+        self.batches = ()
 
     @property
     def num_torn(self) -> int:

@@ -2,8 +2,7 @@
 
 The rows of an embedding's gradient are scattered over all slices. One update for each slice would
 cost more than the rows themselves, so neighboring slices form a batch and are locked together.
-There are several batches, so that workers follow each other through a table; and none is large,
-because the kernel frees only the first 2,048 mutexes that a killed thread holds.
+There are several batches, so that workers follow each other through a table.
 
 A push visits all batches, those without its rows too: versions stay equal over the slices, no
 worker overtakes another one, and a pull returns rows between two updates.
@@ -14,16 +13,20 @@ from collections.abc import Iterator, Sequence
 from allstep.kvstore.memory.key_memory import Admission, Caller, Slice, StoredKey
 
 _BATCHES = 8
-_MOST_SLICES = 256
 
 Batch = Sequence[Slice]
 """Slices that follow each other, from the beginning of a row to the end of one."""
 
 
-def row_batches(stored: StoredKey) -> list[Batch]:
+def row_batches(stored: StoredKey) -> Sequence[Batch]:
     """Return the batches of a key, in order."""
+    stored.batches = stored.batches or _cut(stored)
+    return stored.batches
+
+
+def _cut(stored: StoredKey) -> list[Batch]:
     slices, width = stored.slices, max(1, stored.form.width)
-    size = min(_MOST_SLICES, -(-len(slices) // _BATCHES))
+    size = -(-len(slices) // _BATCHES)
     found: list[Batch] = []
     batch: list[Slice] = []
     for each in slices:
