@@ -27,8 +27,8 @@ def pushed(stored: StoredKey, values: Sequence[Any]) -> Rows:
     whole = first.coalesce()
     numbers = whole.indices()[0]
     _check_range(f"push of key {stored.key!r}: the gradient has rows", stored, numbers)
-    values = whole.values().reshape(numbers.numel(), stored.form.width)
-    return Rows(numbers.cpu(), values.cpu())
+    found: Tensor = whole.values().reshape(numbers.numel(), stored.form.width)
+    return Rows(numbers.cpu(), found.cpu())
 
 
 def _gradient(stored: StoredKey, value: Any) -> Tensor:
