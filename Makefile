@@ -69,7 +69,7 @@ $(NUMPY1)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(NUMPY1)
 	sed -e 's/^numpy==.*/numpy==1.23.5/' constraints.txt >$(NUMPY1)/constraints.txt
 	$(NUMPY1)/bin/pip install --quiet --constraint $(NUMPY1)/constraints.txt \
-		numpy torch cloudpickle platformdirs psutil pydantic PyYAML requests rich typer \
+		numpy torch cloudpickle platformdirs psutil pydantic PyYAML requests rich safetensors typer \
 		hypothesis pytest pytest-timeout hatchling editables
 	$(NUMPY1)/bin/pip install --quiet --no-build-isolation --no-deps --editable .
 	$(NUMPY1)/bin/pip install --quiet --no-deps mxnet==1.9.1

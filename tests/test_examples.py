@@ -103,6 +103,17 @@ def test_records_of_the_tutorials(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("processes")
+def test_rows_of_an_embedding() -> None:
+    """A table of 20,000 rows instead of a million."""
+    script = str(EXAMPLES / "embedding_rows.py")
+    options = ["--rows", "20000", "--steps", "120"]
+    output = run(str(BIN / "allstep"), "run", "-np", "2", script, *options)
+    found = re.search(r"20000 rows, 2 workers: loss (\S+) -> (\S+),", output)
+    assert found, output
+    assert float(found[2]) < 0.8 * float(found[1])
+
+
+@pytest.mark.usefixtures("processes")
 def test_the_kvstore_of_mxnets_tutorial() -> None:
     script = str(EXAMPLES / "kvstore.py")
     lines = run(str(BIN / "allstep"), "run", "-np", "2", script).splitlines()

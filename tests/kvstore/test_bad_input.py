@@ -63,7 +63,7 @@ WITH_KEY = {
     ),
     "sparse gradient": (
         lambda kv: kv.push("w", SPARSE),
-        "push: the value of key 'w' is sparse.*; pass value.to_dense()",
+        "push of key 'w': the gradient is not made of rows; .* or pass value.to_dense()",
     ),
     "dense out for rows": (
         lambda kv: kv.row_sparse_pull("w", out=torch.ones(3, 3), row_ids=[0]),
@@ -111,9 +111,25 @@ WITH_KEY = {
         lambda kv: kv.set_optimizer(torch.optim.LBFGS),
         "LBFGS with .* cannot make a step",
     ),
-    "compression": (
-        lambda kv: kv.set_gradient_compression({"type": "2bit", "threshold": 0.5}),
-        "set_gradient_compression.*not available yet; on one host",
+    "compression without a type": (
+        lambda kv: kv.set_gradient_compression({"threshold": 0.5}),
+        "set_gradient_compression.*expected a dict with the key 'type', such as",
+    ),
+    "unknown compression": (
+        lambda kv: kv.set_gradient_compression({"type": "2bits"}),
+        "set_gradient_compression: type=2bits: unknown compression; did you mean '2bit'",
+    ),
+    "threshold below zero": (
+        lambda kv: kv.set_gradient_compression({"type": "2bit", "threshold": -1}),
+        "type=2bit:-1: the threshold -1 is not above 0",
+    ),
+    "threshold of another type": (
+        lambda kv: kv.set_gradient_compression({"type": "bf16", "threshold": 1}),
+        "type 'bf16' takes no threshold; remove it, or choose '2bit'",
+    ),
+    "unknown setting of compression": (
+        lambda kv: kv.set_gradient_compression({"type": "2bit", "treshold": 1}),
+        "unknown setting 'treshold'; did you mean 'threshold'",
     ),
     "unknown capability": (lambda kv: kv.is_capable("optimiser"), "did you mean 'optimizer'?"),
     "state without an optimizer": (

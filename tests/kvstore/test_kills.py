@@ -18,6 +18,8 @@ from support.ranks import Ranks, shared_memory_files
 
 LARGE = 800_000
 """Four slices."""
+TABLE = (40, 20_000)
+"""Four slices of whole rows."""
 
 
 def check_weights(kv: Any) -> int:
@@ -43,10 +45,13 @@ def test_workers_killed_at_random_points(ranks: Ranks, name: str, soak_round: in
         draws = random.Random(f"{soak_round} {name} {os.environ['ALLSTEP_RANK']}")
         kv = allstep.kvstore.create(name)
         kv.init(["pid", "w", "b"], [torch.zeros(4), torch.zeros(LARGE), torch.zeros(5)])
+        kv.init("rows", torch.zeros(TABLE))
         kv.set_optimizer(torch.optim.SGD, lr=1.0)
         keys = ["w", "b"]
         gradients = [torch.full((LARGE,), -1.0), torch.full((5,), -1.0)]
         outs = [torch.zeros(LARGE), torch.zeros(5)]
+        rows = torch.full(TABLE, -1.0).to_sparse(1)
+        rows_out = torch.sparse_coo_tensor(size=TABLE, check_invariants=False)
         pids = kv._values.parties._joined.neighbours
         kv.barrier()
         gap = 0.0
@@ -61,9 +66,13 @@ def test_workers_killed_at_random_points(ranks: Ranks, name: str, soak_round: in
                 if is_over:
                     os.kill(pids[victim], signal.SIGKILL)
                 kv.pushpull(keys, gradients, out=outs)
+                kv.push("rows", rows)
+                kv.row_sparse_pull("rows", out=rows_out, row_ids=[0, 39])
                 gap = max(gap, time.monotonic() - began)
         for _ in range(20):
             kv.pushpull(keys, gradients, out=outs)
+            kv.push("rows", rows)
+            kv.row_sparse_pull("rows", out=rows_out, row_ids=[0, 39])
         kv.barrier()
         return check_weights(kv), gap
 

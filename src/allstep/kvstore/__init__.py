@@ -6,13 +6,15 @@
     kv.pushpull(3, gradient, out=weights)
 
 ```
-store           KVStore: checks arguments, visits keys; create
-training        a whole model: claims, pushes, synchronization points, order log, replay
-modes           what push and pull do: local, sync, async, stale
-updates         torch's optimizers on slices of shared memory, and the files of their state
-memory          locks, slices and waiting in memory that workers share
-rules           names, keys, slices, placement, age of gradients: pure functions
-tensor_checks   checks of a script's tensors
+store              KVStore: checks arguments, visits keys; create
+training           a whole model: claims, pushes, synchronization points, order log, replay
+modes              what push and pull do: local, sync, async, stale
+updates            torch's optimizers on slices of shared memory or on some rows of a table, and the
+                   files of their state
+memory             locks, slices and waiting in memory that workers share
+rules              names, keys, slices, placement, age of gradients: pure functions
+push_compression   what set_gradient_compression means
+tensor_checks      checks of a script's tensors; sparse_rows: of sparse gradients and row numbers
 ```
 
 There is no server process (D16): the worker that pushes applies its gradient itself, slice by

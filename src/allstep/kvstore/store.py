@@ -10,20 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from allstep.comm.group.init import at_shutdown
 from allstep.errors import UserError, did_you_mean
-from allstep.kvstore import tensor_checks
+from allstep.kvstore import sparse_rows, tensor_checks
 from allstep.kvstore.memory.key_memory import StoredKey
 from allstep.kvstore.modes.each_push import BoundedAge, EachPush
 from allstep.kvstore.modes.each_round import EachRound
 from allstep.kvstore.modes.key_values import KeyValues, Updater
 from allstep.kvstore.modes.local_values import LocalValues
+from allstep.kvstore.push_compression import PushCompression
 from allstep.kvstore.rules.key_lists import Key, check_kinds, check_new, values_by_key
 from allstep.kvstore.rules.store_kinds import StoreKind, store_kind
 from allstep.kvstore.updates.optimizer_class import OptimizerClass, optimizer_class
+from allstep.kvstore.updates.row_updates import Rows, as_sparse
 from allstep.kvstore.updates.states_file import (
     Named,
     check_states,
@@ -63,6 +64,7 @@ class KVStore:
 
     def __init__(self, kind: StoreKind, values: KeyValues) -> None:
         self._kind, self._values = kind, values
+        self._compression = PushCompression()
         # Also at the end of the process, so that the other workers know at once.
         self._end = weakref.finalize(self, values.close)
         at_shutdown(self.close)
@@ -107,10 +109,16 @@ class KVStore:
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Give gradients to the store, or without an optimizer values that replace its own.
 
-        Several values of one key are summed first. priority: accepted for MXNet's sake.
+        Several values of one key are summed first. A sparse gradient, such as that of
+        `nn.Embedding(sparse=True)`, updates its rows only. priority: accepted for MXNet's sake.
         """
         for stored, values in self._known("push", key, value):
-            self._values.push(stored, tensor_checks.pushed("push", stored, values))
+            if sparse_rows.are_sparse(values):
+                self._compression.check_rows(stored)
+                self._values.push_rows(stored, sparse_rows.pushed(stored, values))
+                continue
+            gradient = tensor_checks.pushed("push", stored, values)
+            self._values.push(stored, self._compression.applied(stored, gradient))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -131,6 +139,7 @@ class KVStore:
         outs_of = values_by_key("pushpull", key, value if out is None else out)
         for stored, values in given:
             gradient = tensor_checks.pushed("pushpull", stored, values)
+            gradient = self._compression.applied(stored, gradient)
             outs = tensor_checks.outputs("pushpull", stored, outs_of[stored.key])
             self._fill(outs, partial(self._values.pushpull, stored, gradient))
 
@@ -153,10 +162,11 @@ class KVStore:
             raise UserError("row_sparse_pull: row_ids is missing; pass the numbers of the rows")
         for stored, outs in self._known("row_sparse_pull", key, out):
             for place, each in enumerate(outs):
-                numbers = tensor_checks.row_numbers(stored, _rows_of(row_ids, place, len(outs)))
-                target = tensor_checks.sparse_output(stored, each)
+                ids = sparse_rows.ids_for(row_ids, place, len(outs))
+                numbers = sparse_rows.row_numbers(stored, ids)
+                target = sparse_rows.output(stored, each)
                 rows = self._values.rows(stored, numbers)
-                target.copy_(_sparse(numbers, rows, stored))
+                target.copy_(as_sparse(stored, Rows(numbers, rows)))
 
     def _known(self, call: str, key: Any, values: Any) -> list[tuple[StoredKey, list[Any]]]:
         """Return the keys of a call, which must be in the store, with their values."""
@@ -209,11 +219,13 @@ class KVStore:
     _set_updater = set_updater
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Raise UserError: on one host a push moves no bytes that compression would save."""
-        raise UserError(
-            f"set_gradient_compression({dict(compression_params)}): not available yet; on one host"
-            " gradients stay in memory and nothing is sent, so remove the call"
-        )
+        """Quantize pushes from now on; all workers call it together, before the first push.
+
+        compression_params: such as {"type": "2bit", "threshold": 0.5}; see `push_compression`.
+        """
+        self._check_open()
+        text = self._compression.choose(self._kind, compression_params)
+        self._values.agree("set_gradient_compression", text)
 
     # All workers
 
@@ -283,24 +295,3 @@ class KVStore:
 def _check_given(call: str, out: Any) -> None:
     if out is None:
         raise UserError(f"{call}: out is missing; pass the tensors that receive the values")
-
-
-def _sparse(numbers: Tensor, rows: Tensor, stored: StoredKey) -> Tensor:
-    places = numbers.unsqueeze(0)
-    return torch.sparse_coo_tensor(
-        places, rows, stored.shape, is_coalesced=True, check_invariants=False
-    )
-
-
-def _rows_of(row_ids: Any, place: int, num_outs: int) -> Any:
-    """Return the row numbers for one of several outs; one tensor counts for all of them."""
-    if isinstance(row_ids, Tensor) or not any(isinstance(each, Tensor) for each in row_ids):
-        return row_ids
-    if len(row_ids) == 1:
-        return row_ids[0]
-    if len(row_ids) != num_outs:
-        raise UserError(
-            f"row_sparse_pull: {len(row_ids)} row_ids for {num_outs} outs; expected one, or one for"
-            " each out"
-        )
-    return row_ids[place]

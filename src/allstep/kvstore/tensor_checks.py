@@ -78,7 +78,7 @@ def _dense(call: str, key: Key, value: Any) -> Tensor:
         )
     if value.layout is not torch.strided:
         raise UserError(
-            f"{call}: the value of key {key!r} is sparse, and sparse values are not supported yet;"
+            f"{call}: the value of key {key!r} is sparse, and only push takes sparse gradients;"
             " pass value.to_dense()"
         )
     return value
@@ -101,35 +101,3 @@ def outputs(
 
 def _is_sparse(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is not torch.strided
-
-
-def sparse_output(stored: StoredKey, out: Any) -> Tensor:
-    """Return the sparse tensor that a row_sparse_pull fills."""
-    call = "row_sparse_pull"
-    if not isinstance(out, Tensor) or out.layout is not torch.sparse_coo:
-        raise UserError(
-            f"{call}: the out of key {stored.key!r} is not a sparse COO tensor; pass one of the"
-            " key's shape, or call pull for all rows"
-        )
-    if out.shape != stored.shape or out.dtype != stored.dtype:
-        raise UserError(
-            f"{call}: key {stored.key!r} is {stored.form}, found {short(out.dtype)}"
-            f" {list(out.shape)}; pass a tensor of that shape and type"
-        )
-    return out
-
-
-def row_numbers(stored: StoredKey, given: Any) -> Tensor:
-    """Return the numbers of the rows to pull: each once, in increasing order."""
-    if not stored.shape:
-        raise UserError(f"row_sparse_pull: key {stored.key!r} is a single number without rows")
-    numbers = torch.as_tensor(given).reshape(-1)
-    if numbers.numel() and (numbers.is_floating_point() or numbers.dtype is torch.bool):
-        raise UserError(f"row_sparse_pull: row_ids are {short(numbers.dtype)}; expected integers")
-    found: Tensor = torch.unique(numbers.to(torch.int64))
-    if found.numel() and not 0 <= int(found[0]) <= int(found[-1]) < stored.shape[0]:
-        raise UserError(
-            f"row_sparse_pull: row_ids from {int(found[0])} to {int(found[-1])}, but key"
-            f" {stored.key!r} has rows 0 to {stored.shape[0] - 1}"
-        )
-    return found

@@ -7,6 +7,7 @@ slice_locks    which of the two a store uses
 parties        the workers of a store: shared memory, barrier, which of them are lost
 bounded_wait   one wait for another worker, with its limits and reports
 key_memory     a key's value, slices, versions and contributions
+row_batches    slices of a matrix in batches of whole rows
 ```
 
 May import: `rules`. Start with `key_memory`.

@@ -4,7 +4,8 @@
 
     line of a worker    pushes made, version read (see `modes`); only that worker writes it
     line of a slice     mutex | version, torn updates, holder, whether the optimizer has state
-    contribution        a worker's gradient of the round, in stores that sum (mode sync)
+    contribution        a worker's gradient of the round, in stores that sum (mode sync), and the
+                        numbers of its rows if it has only some
 
 **Versions.** An update adds one to a slice's version when it begins and one when it ends, so the
 version is odd in between and `version // 2` updates have been applied. A worker that is killed in
@@ -71,14 +72,30 @@ class KeyShape:
     @property
     def spans(self) -> list[Span]:
         """The slices of the value."""
-        return cut(self.numel, self.dtype.itemsize)
+        return cut(self.numel, self.dtype.itemsize, width=self.width)
+
+    @property
+    def width(self) -> int:
+        """The elements of a row of a matrix, or of a tensor with more dimensions; else 1."""
+        return torch.Size(self.shape[1:]).numel()
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of which a push may have some; 0 if the value is no matrix."""
+        return self.shape[0] if len(self.shape) > 1 else 0
+
+    @property
+    def contribution_nbytes(self) -> int:
+        """The bytes of a worker's contribution: a gradient, and the numbers of its rows."""
+        return self.nbytes + aligned(8 * self.num_rows)
 
     def place(self, num_workers: int, num_contributions: int) -> Place:
         """Return where the parts begin for a number of workers."""
         slices = aligned(num_workers * WORKER_LINE)
         value = slices + len(self.spans) * SLICE_LINE
         contributions = value + self.nbytes
-        return Place(slices, value, contributions, contributions + num_contributions * self.nbytes)
+        end = contributions + num_contributions * self.contribution_nbytes
+        return Place(slices, value, contributions, end)
 
     def __str__(self) -> str:
         return f"{short(self.dtype)} {list(self.shape)}"
@@ -207,12 +224,18 @@ class StoredKey:
         self.workers = memory[: num_workers * WORKER_LINE].cast("q")
         numel = form.numel
         self.flat = tensor_in(memory, place.value, form.dtype, numel)
-        self.contributions = [
-            tensor_in(memory, place.contributions + worker * form.nbytes, form.dtype, numel)
+        starts = [
+            place.contributions + worker * form.contribution_nbytes
             for worker in range(num_contributions)
+        ]
+        self.contributions = [tensor_in(memory, at, form.dtype, numel) for at in starts]
+        self.contributed_rows = [
+            tensor_in(memory, at + form.nbytes, torch.int64, form.num_rows) for at in starts
         ]
         self._cut = [self._slice(index, span, locks) for index, span in enumerate(form.spans)]
         self.slices: Sequence[Slice] = self._cut
+        self.batches: Sequence[Sequence[Slice]] = ()
+        """The slices in batches of rows, once `row_batches` has made them."""
 
     def _slice(self, index: int, span: Span, locks: Callable[[int], Lock]) -> Slice:
         at = self._place.slices + index * SLICE_LINE
@@ -225,6 +248,7 @@ class StoredKey:
         All workers call this together, while none of them uses the key.
         """
         self.slices = [self._cut[0].whole(self.form.numel)] if is_whole else self._cut
+        self.batches = ()
 
     @property
     def num_torn(self) -> int:

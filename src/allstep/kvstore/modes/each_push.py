@@ -23,12 +23,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from allstep.errors import UserError
-from allstep.kvstore.memory.key_memory import Slice, StoredKey, in_turn
+from allstep.kvstore.memory.key_memory import Admission, Slice, StoredKey, in_turn
+from allstep.kvstore.memory.row_batches import batches_in_turn
 from allstep.kvstore.modes.shared_values import SharedValues, apply_slice
 from allstep.kvstore.rules.gradient_age import NONE, blocker, in_time, max_age
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.key_optimizer import KeyOptimizer
+from allstep.kvstore.updates.row_updates import Rows, apply_rows, check_rows
 
 # The numbers in a worker's line: the version that it has read, and the one before the barrier.
 _READ, _BEFORE = 0, 1
@@ -52,6 +54,21 @@ class EachPush(SharedValues):
         for each in in_turn(stored, self._caller, "push"):
             apply_slice(optimizer, each, each.of(gradient))
             self.copy_slice(stored, each, outs)
+
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        """Apply rows of a gradient."""
+        self._apply_rows(stored, rows, None)
+
+    def _apply_rows(self, stored: StoredKey, rows: Rows, admission: Admission | None) -> None:
+        optimizer = self._optimizer(stored)
+        check_rows(stored, self.chosen)
+        for batch in batches_in_turn(stored, self._caller, "push", admission):
+            apply_rows(stored, optimizer, batch, rows)
+            if not batch[0].index:
+                self.has_pushed(stored, batch[0])
+
+    def has_pushed(self, stored: StoredKey, first: Slice) -> None:
+        """Note a push after which the value is not read; for modes that bound ages."""
 
     def _optimizer(self, stored: StoredKey) -> KeyOptimizer:
         optimizer = self.optimizers.get(stored.key)
@@ -87,13 +104,20 @@ class BoundedAge(EachPush):
             if not each.index:
                 self._note_push(stored, each, bool(outs))
 
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        """Apply rows of a gradient, once it makes no other worker's gradient too old."""
+        self._apply_rows(stored, rows, _Admission(self, stored))
+
     def _note_push(self, stored: StoredKey, first: Slice, has_read: bool) -> None:
         if has_read:
             self.has_read(stored, first.num_updates)
         else:
-            # Its own update makes its next gradient no older.
-            self.read[stored.key] += 1
-            self.set_number(stored, _READ, NONE)
+            self.has_pushed(stored, first)
+
+    def has_pushed(self, stored: StoredKey, first: Slice) -> None:
+        """Note a push: this worker's own update makes its next gradient no older."""
+        self.read[stored.key] += 1
+        self.set_number(stored, _READ, NONE)
 
     def reads(self, stored: StoredKey, field: int = _READ) -> dict[int, int]:
         """Return the versions that the workers that are not lost have read, by rank."""

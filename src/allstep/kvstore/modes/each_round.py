@@ -9,6 +9,9 @@ each starts at another slice, updates those that no worker has updated yet, and 
   ahead, since a round needs the push of every worker.
 * A second push without a pull waits for the first round, whose contribution it replaces.
 
+* Workers may push some rows of a matrix. If all of them do, only these rows are updated
+  (`updates.row_updates`); a dense gradient among them makes the round dense.
+
 A lost worker ends the store with PeerLost: the rounds cannot be completed.
 """
 
@@ -19,13 +22,22 @@ import torch
 from torch import Tensor
 
 from allstep.kvstore.memory.key_memory import Slice, StoredKey
+from allstep.kvstore.memory.row_batches import Batch, lock, row_batches, rows_of, unlock
 from allstep.kvstore.modes.shared_values import SharedValues, apply_slice
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.key_optimizer import plain_sum
+from allstep.kvstore.updates.row_updates import (
+    Rows,
+    apply_rows,
+    check_rows,
+    dense_slice,
+    sum_of_rows,
+)
 from allstep.process.futex import new_fence
 
-# The number in a worker's line: its pushes of this key, thus its rounds.
-_PUSHES = 0
+# The numbers in a worker's line: its pushes of this key, thus its rounds; the rows in its
+# contribution, plus one, or 0 if that is dense.
+_PUSHES, _ROWS = 0, 1
 
 
 class EachRound(SharedValues):
@@ -40,12 +52,35 @@ class EachRound(SharedValues):
 
     def push(self, stored: StoredKey, gradient: Tensor) -> None:
         """Contribute to the next round, once the last one is complete."""
+        number = self._begin(stored)
+        stored.contributions[self.rank].copy_(gradient)
+        self._contributed(stored, number, 0)
+
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        """Contribute rows to the next round, once the last one is complete."""
+        check_rows(stored, self.chosen)
+        number, num_rows = self._begin(stored), rows.numbers.numel()
+        stored.contributed_rows[self.rank][:num_rows].copy_(rows.numbers)
+        values = rows.values.reshape(-1)
+        stored.contributions[self.rank][: values.numel()].copy_(values)
+        self._contributed(stored, number, num_rows + 1)
+
+    def _begin(self, stored: StoredKey) -> int:
+        """Complete the last round, and return the number of this worker's rounds so far."""
         number = self._round(stored)
         if any(each.num_updates < number for each in stored.slices):
             self._finish(stored, number, ())
-        stored.contributions[self.rank].copy_(gradient)
+        return number
+
+    def _contributed(self, stored: StoredKey, number: int, rows: int) -> None:
+        stored.workers[stored.number(self.rank, _ROWS)] = rows
         self._fence()
         self.set_number(stored, _PUSHES, number + 1)
+
+    def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
+        """Return rows of the value after the round of this worker's last push."""
+        self._finish(stored, self._round(stored), ())
+        return super().rows(stored, numbers)
 
     def pull(self, stored: StoredKey, outs: Sequence[Tensor]) -> None:
         """Wait for the round of this worker's last push, and copy the value."""
@@ -68,6 +103,8 @@ class EachRound(SharedValues):
     def _finish(self, stored: StoredKey, number: int, outs: Sequence[Tensor]) -> None:
         """Wait for round `number`, make the updates of it that are left, and copy the value."""
         self._wait_for_pushes(stored, number)
+        if any(self._rows_in(stored, rank) is not None for rank in range(self.num_workers)):
+            self._finish_rows(stored, number)
         slices = stored.slices
         first = self.rank * len(slices) // self.num_workers
         for each in (*slices[first:], *slices[:first]):
@@ -78,6 +115,48 @@ class EachRound(SharedValues):
                 self.copy_slice(stored, each, outs)
             finally:
                 each.release()
+
+    def _finish_rows(self, stored: StoredKey, number: int) -> None:
+        """Make the updates that are left of a round to which some workers contributed rows.
+
+        A contribution may already be that of the next round. Then no update is left of this one.
+        """
+        batches = row_batches(stored)
+        first = self.rank * len(batches) // self.num_workers
+        for batch in (*batches[first:], *batches[:first]):
+            lock(batch, self._caller, "pull")
+            try:
+                if batch[0].num_updates < number:
+                    self._update_batch(stored, batch)
+            finally:
+                unlock(batch)
+
+    def _update_batch(self, stored: StoredKey, batch: Batch) -> None:
+        """Update a locked batch: only rows, if all workers contributed rows."""
+        found = [self._rows_in(stored, rank) for rank in range(self.num_workers)]
+        contributed = [rows for rows in found if rows is not None]
+        if len(contributed) < len(found):
+            for each in batch:
+                self._update(stored, each)
+            return
+        total = sum_of_rows(contributed, *rows_of(batch, stored.form.width))
+        apply_rows(stored, self.optimizers.get(stored.key), batch, total)
+
+    def _rows_in(self, stored: StoredKey, rank: int) -> Rows | None:
+        """Return the rows that a worker has contributed; None if it has contributed all."""
+        num_rows = stored.workers[stored.number(rank, _ROWS)] - 1
+        if num_rows < 0:
+            return None
+        values = stored.contributions[rank][: num_rows * stored.form.width]
+        numbers = stored.contributed_rows[rank][:num_rows]
+        return Rows(numbers, values.view(num_rows, stored.form.width))
+
+    def _part(self, stored: StoredKey, rank: int, each: Slice) -> Tensor:
+        """Return a worker's contribution to a slice, dense."""
+        rows = self._rows_in(stored, rank)
+        if rows is None:
+            return stored.contributions[rank][each.start : each.end]
+        return dense_slice(rows, stored.form.width, each.start, each.end)
 
     def _wait_for_pushes(self, stored: StoredKey, number: int) -> None:
         """Wait until all workers have contributed to round `number`."""
@@ -96,7 +175,7 @@ class EachRound(SharedValues):
         """Update one locked slice with the sum of the contributions, in rank order."""
         optimizer = self.optimizers.get(stored.key)
         dtype = stored.dtype if optimizer is None else optimizer.plan.dtype
-        parts = [part[each.start : each.end] for part in stored.contributions]
+        parts = [self._part(stored, rank, each) for rank in range(self.num_workers)]
         total = parts[0] if len(parts) == 1 else self._sum(parts, dtype)
         if optimizer is None:
             each.begin()

@@ -10,6 +10,7 @@ from allstep.kvstore.memory.key_memory import StoredKey
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.updates.key_optimizer import KeyOptimizer
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.row_updates import Rows
 
 Updater = Callable[[Key, Tensor, Tensor], object]
 """`updater(key, gradient, value)` changes the value in place."""
@@ -43,11 +44,17 @@ class KeyValues(Protocol):
     def pushpull(self, stored: StoredKey, gradient: Tensor, outs: Sequence[Tensor]) -> None:
         """Do both, in one pass over the slices where possible."""
 
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        """Give some rows of a gradient to the store; the others change neither value nor state."""
+
     def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
         """Return rows of the value, all of the same version."""
 
     def locked(self, stored: StoredKey) -> AbstractContextManager[None]:
         """Let no worker change the value within the block."""
+
+    def agree(self, call: str, text: str) -> None:
+        """Raise UserError on all workers if they pass different texts. call: for the error."""
 
     def barrier(self) -> None:
         """Wait until all workers have called this."""

@@ -18,6 +18,7 @@ from allstep.kvstore.memory.key_memory import (
     all_locked,
     in_turn,
 )
+from allstep.kvstore.memory.row_batches import batches_in_turn
 from allstep.kvstore.memory.slice_locks import ThreadLock
 from allstep.kvstore.modes.key_values import Updater
 from allstep.kvstore.rules.key_lists import Key
@@ -28,6 +29,7 @@ from allstep.kvstore.updates.key_optimizer import (
     plain_sum,
 )
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.row_updates import Rows, apply_rows, as_sparse, check_rows
 
 
 class LocalValues:
@@ -97,11 +99,22 @@ class LocalValues:
         self.push(stored, gradient)
         self.pull(stored, outs)
 
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        if self._updater is not None:
+            value = stored.flat.view(stored.shape)
+            self._updater(stored.key, as_sparse(stored, rows), value)
+            return
+        check_rows(stored, self.chosen)
+        for batch in batches_in_turn(stored, self._caller, "push"):
+            apply_rows(stored, self.optimizers.get(stored.key), batch, rows)
+
     def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
         return stored.flat.view(stored.shape)[numbers]
 
     def locked(self, stored: StoredKey) -> AbstractContextManager[None]:
         return all_locked(stored, self._caller, "reading the state")
+
+    def agree(self, call: str, text: str) -> None: ...
 
     def barrier(self) -> None: ...
 

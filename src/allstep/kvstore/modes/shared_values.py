@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
+import torch
 from torch import Tensor
 
 from allstep.errors import UserError
@@ -21,12 +22,14 @@ from allstep.kvstore.memory.key_memory import (
     short,
 )
 from allstep.kvstore.memory.parties import Parties
+from allstep.kvstore.memory.row_batches import batches_in_turn, rows_of
 from allstep.kvstore.memory.slice_locks import SliceLocks
 from allstep.kvstore.modes.key_values import Updater
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.key_optimizer import KeyOptimizer, StatePlan, may_keep_state
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.row_updates import Rows, table_of
 from allstep.process.futex import wake
 
 
@@ -152,16 +155,28 @@ class SharedValues:
         """Note that this worker has read a version; for modes that bound ages."""
 
     def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
-        """Return rows of the value between two updates: rows cross slices, so lock all of them."""
-        with self.locked(stored):
-            self.has_read(stored, stored.slices[0].num_updates)
-            return stored.flat.view(stored.shape)[numbers]
+        """Return rows of the value between two updates."""
+        if not stored.form.num_rows or not stored.form.numel:
+            with self.locked(stored):
+                self.has_read(stored, stored.slices[0].num_updates)
+                return stored.flat.view(stored.shape)[numbers]
+        wanted, parts = Rows(numbers, numbers), []
+        for batch in batches_in_turn(stored, self._caller, "row_sparse_pull"):
+            if not batch[0].index:
+                self.has_read(stored, batch[0].num_updates)
+            part = wanted.within(*rows_of(batch, stored.form.width)).numbers
+            parts.append(table_of(stored, stored.flat).index_select(0, part))
+        return torch.cat(parts).view(numbers.numel(), *stored.shape[1:])
 
     def locked(self, stored: StoredKey) -> AbstractContextManager[None]:
         """Let no worker change the value within the block."""
         return all_locked(stored, self._caller, "reading")
 
     # All workers
+
+    def agree(self, call: str, text: str) -> None:
+        """Raise UserError on all workers if they pass different texts."""
+        self._check_same(call, [text])
 
     def barrier(self) -> None:
         """Wait until all workers have called this; those that are lost only if needed."""

@@ -28,7 +28,12 @@ from allstep.kvstore.updates.slice_state import SliceState, StateEntry, entries_
 
 
 class StatePlan:
-    """The state of a key: its master weights and, for each slice, what the optimizer keeps."""
+    """The state of a key: its master weights and, for each slice, what the optimizer keeps.
+
+    What it keeps for each element is contiguous over all slices, so that rows can be found in it:
+
+        master weights | momentum of slice 0, slice 1, ... | step count of slice 0, slice 1, ...
+    """
 
     def __init__(self, chosen: OptimizerClass, form: KeyShape) -> None:
         self.is_whole = chosen.is_whole
@@ -40,11 +45,25 @@ class StatePlan:
         # Nearly all slices have the same shape.
         by_shape = {shape: entries_for(chosen, shape, self.dtype) for shape in set(shapes)}
         self.entries: list[tuple[StateEntry, ...]] = [by_shape[shape] for shape in shapes]
+        self.is_cut = [
+            not chosen.is_whole and entry.shape == shapes[0] for entry in self.entries[0]
+        ]
 
     @property
     def nbytes(self) -> int:
         """The size of the memory for all of it."""
-        return self._master_bytes + sum(map(SliceState.nbytes, self.entries))
+        return self._master_bytes + sum(map(self._region_bytes, range(len(self.is_cut))))
+
+    def _region_bytes(self, index: int) -> int:
+        """Return the bytes of an entry over all slices."""
+        entry = self.entries[0][index]
+        if self.is_cut[index]:
+            return aligned(max(1, self.spans[-1][1] * entry.dtype.itemsize))
+        return len(self.spans) * entry.nbytes
+
+    def _region(self, index: int) -> int:
+        """Return where an entry begins."""
+        return self._master_bytes + sum(map(self._region_bytes, range(index)))
 
     def master_in(self, memory: memoryview, numel: int) -> Tensor | None:
         """Return the master weights in the key's memory; None if there are none."""
@@ -52,11 +71,28 @@ class StatePlan:
 
     def states_in(self, memory: memoryview) -> list[SliceState]:
         """Return the state of each slice in the key's memory."""
-        at, states = self._master_bytes, []
-        for entries in self.entries:
-            states.append(SliceState(entries, memory, at))
-            at += SliceState.nbytes(entries)
+        regions = [self._region(index) for index in range(len(self.is_cut))]
+        states = []
+        for number, ((start, _), entries) in enumerate(zip(self.spans, self.entries, strict=True)):
+            places = [
+                at + (start * entry.dtype.itemsize if is_cut else number * entry.nbytes)
+                for at, entry, is_cut in zip(regions, entries, self.is_cut, strict=True)
+            ]
+            states.append(SliceState(entries, memory, 0, places))
         return states
+
+    def tables_in(self, memory: memoryview) -> list[Tensor]:
+        """Return the memory of each entry over all slices.
+
+        Flat, one value for each element; or slices x padded values for what a slice has once.
+        """
+        tables = []
+        for index, entry in enumerate(self.entries[0]):
+            padded = entry.nbytes // entry.dtype.itemsize
+            size = self.spans[-1][1] if self.is_cut[index] else len(self.spans) * padded
+            table = tensor_in(memory, self._region(index), entry.dtype, size)
+            tables.append(table if self.is_cut[index] else table.view(-1, padded))
+        return tables
 
     def is_like(self, other: "StatePlan") -> bool:
         """Return whether the state of the other plan may be used in this one."""
@@ -75,10 +111,11 @@ class KeyOptimizer:
         self.plan, self._stored, self.memory = plan, stored, memory
         stored.use_whole(plan.is_whole)
         self.master = plan.master_in(memory, stored.form.numel)
-        self.states = plan.states_in(memory)
-        source = stored.flat if self.master is None else self.master
+        self.states, self.tables = plan.states_in(memory), plan.tables_in(memory)
+        self.chosen = chosen
+        self.source = stored.flat if self.master is None else self.master
         self._parameters = [
-            Parameter(self._shaped(source[start:end]), requires_grad=False)
+            Parameter(self._shaped(self.source[start:end]), requires_grad=False)
             for start, end in plan.spans
         ]
         # As groups with one slice each.
@@ -95,6 +132,7 @@ class KeyOptimizer:
         made = chosen.make(self._parameters)
         # A constructor may create state; the present one stays.
         made.state = self._optimizer.state
+        self.chosen = chosen
         self._optimizer, self._group = made, made.param_groups[0]
         self._step = plain_step(made)
 
@@ -109,17 +147,38 @@ class KeyOptimizer:
         values = self._optimizer.state[parameter]
         if each.has_state:
             state.load(values)
-        # A call that changes nothing takes as long as the update of 4 KB.
-        if gradient.dtype is not self.plan.dtype:
-            gradient = gradient.to(self.plan.dtype)
-        parameter.grad = self._shaped(gradient)
-        self._group["params"] = self._alone[each.index]
-        self._step()
-        parameter.grad = None
+        self._step_with(parameter, self._shaped(gradient), self._alone[each.index])
         state.keep(values)
         each.has_state = True
         if self.master is not None:
             self._stored.flat[each.start : each.end].copy_(self.master[each.start : each.end])
+
+    def _step_with(self, parameter: Parameter, gradient: Tensor, alone: list[Parameter]) -> None:
+        # A call that changes nothing takes as long as the update of 4 KB.
+        if gradient.dtype is not parameter.dtype:
+            gradient = gradient.to(parameter.dtype)
+        parameter.grad = gradient
+        self._group["params"] = alone
+        self._step()
+        parameter.grad = None
+
+    def update_alone(
+        self, values: Tensor, gradient: Tensor, state: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Update values that are no slice; return their state. state: None for their first."""
+        parameter = Parameter(values, requires_grad=False)
+        if state is None:
+            # A constructor may create state, so it has to know this parameter.
+            first = self.chosen.make([parameter])
+            parameter.grad = gradient.to(parameter.dtype)
+            first.step()
+            return dict(first.state[parameter])
+        self._optimizer.state[parameter] = state
+        try:
+            self._step_with(parameter, gradient, [parameter])
+        finally:
+            state = dict(self._optimizer.state.pop(parameter))
+        return state
 
 
 def may_keep_state(

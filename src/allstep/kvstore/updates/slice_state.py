@@ -75,14 +75,23 @@ def _entry(optimizer: str, name: str, value: Any) -> StateEntry:
 
 
 class SliceState:
-    """The shared state of one slice. memory: room for all entries, from byte `at` on."""
+    """The shared state of one slice. memory: room for all entries, from byte `at` on.
 
-    def __init__(self, entries: Sequence[StateEntry], memory: memoryview, at: int) -> None:
+    places: the byte of `memory` where each entry begins (default: one after the other).
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[StateEntry],
+        memory: memoryview,
+        at: int,
+        places: Sequence[int] = (),
+    ) -> None:
         self.entries = tuple(entries)
         self.views: list[Tensor] = []
-        for entry in entries:
-            numel = torch.Size(entry.shape).numel()
-            self.views.append(tensor_in(memory, at, entry.dtype, numel).view(entry.shape))
+        for index, entry in enumerate(entries):
+            numel, place = torch.Size(entry.shape).numel(), places[index] if places else at
+            self.views.append(tensor_in(memory, place, entry.dtype, numel).view(entry.shape))
             at += entry.nbytes
         both = list(zip(self.entries, self.views, strict=True))
         self._tensors = [(entry.name, view) for entry, view in both if entry.kind == "tensor"]
