@@ -3,8 +3,8 @@
 import contextlib
 import copy
 import os
-import re
 import queue
+import re
 import threading
 import time
 from typing import Any
