@@ -7,6 +7,7 @@ from allstep.train.run.rounds.round import Round, Surroundings
 
 _ROUNDS: Mapping[str, Callable[[Surroundings], Round]] = {
     "allreduce": EachStep,
+    "server": EachStep,
 }
 
 
