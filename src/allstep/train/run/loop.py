@@ -38,7 +38,7 @@ from allstep.train.run.finish import chosen_model, training_score
 from allstep.train.run.opening_event import opening
 from allstep.train.run.placed_job import Job
 from allstep.train.run.progress import Paused, crossed
-from allstep.train.run.progress_event import finite, progress_event
+from allstep.train.run.progress_event import Told, finite, progress_event
 from allstep.train.run.rounds.choose import make_round
 from allstep.train.run.rounds.due import evaluates, saves
 from allstep.train.run.rounds.round import Surroundings
@@ -106,15 +106,22 @@ class Run:
     def _start_world(self) -> None:
         """Set what belongs to one world; an elastic run calls it again in each further one."""
         job = self.job
-        self.clock, self.since_log = Clock(), job.trainer.task.tally()
+        self.clock, self.since_log, self.told = Clock(), job.trainer.task.tally(), Told()
         self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
         # A rank that joins has none, and all ranks must evaluate together.
         self.validation: Score | None = None
         self.has_stepped = False
-        self.round = make_round(
-            Surroundings(
-                job, self.clock, self.stopping, self.callbacks, lambda: self._must_leave_world()
-            )
+        self.round = make_round(self._surroundings())
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            self.job,
+            self.clock,
+            self.stopping,
+            self.callbacks,
+            self.told,
+            must_leave_world=lambda: self._must_leave_world(),
+            is_save_due=lambda: self.checkpoints.are_due(),
         )
 
     # Training
@@ -227,11 +234,13 @@ class Run:
     def _log(self) -> None:
         """Send the callbacks a progress event on what all ranks did since the last one."""
         self.clock.lap("update")
-        event = progress_event(self.job, self.clock, self.since_log)
-        with self._aside("telling"):
-            self.callbacks.progress(event)
-        self.training_seconds += event.seconds
-        self.seconds_since_evaluation += event.seconds
+        seconds = sum(self.clock.seconds.values())
+        event = progress_event(self.job, self.clock, self.since_log, self.told)
+        if event is not None:
+            with self._aside("telling"):
+                self.callbacks.progress(event)
+        self.training_seconds += seconds
+        self.seconds_since_evaluation += seconds
         self.since_log = self.job.trainer.task.tally()
 
     def _evaluate(self) -> bool:

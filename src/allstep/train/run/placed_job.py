@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from allstep.data import Batch, Loader
+from allstep.kvstore.training import SharedModel
 from allstep.optim import RunningNoiseScale
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.divergence import LossWatch
@@ -56,6 +57,8 @@ class Job:
     shares_weights: bool = False
     is_elastic: bool = False
     """Whether a step may fail and be repeated in another world."""
+    shared: SharedModel | None = None
+    """The weights to which the parties push, in an asynchronous mode of `sync`."""
     execution: str = "plain"
     notes: list[str] = field(default_factory=list)
     after_step: AfterStep = field(init=False)
@@ -118,8 +121,12 @@ def place(job: Job, world: World) -> None:
     """
     config, trainer = job.config, job.trainer
     place_loaders(job.loaders, config, job.splits, world)
-    trainer.rank, trainer.size = world.rank, world.size
-    trainer.shares = job.loaders["train"].shares
+    if job.shared is None:
+        trainer.rank, trainer.size = world.rank, world.size
+        trainer.shares = job.loaders["train"].shares
+    else:
+        # A step is that of a single worker, whichever party computes it.
+        trainer.rank, trainer.size, trainer.shares = 0, 1, ()
     job.speed_rule = sharing.make_rule(config, world.size)
     # A single worker estimates the noise scale from a micro-batch, several from their shares.
     trainer.measures_first_micro_batch = sharing.measures_noise(config) and world.size == 1
@@ -137,4 +144,4 @@ def _num_micro_batches(job: Job) -> int:
     base, batch = job.config.accumulation, job.progress.batch
     if batch == job.config.batch:
         return base
-    return job.growth.num_micro_batches(batch, job.trainer.shares, base)
+    return job.growth.num_micro_batches(batch, job.loaders["train"].shares, base)

@@ -157,6 +157,8 @@ def shares_weights(
     """
     if config.sync.mode.name == "server":
         return world.size > 1 or is_elastic
+    if not config.sync.mode.has_equal_steps:
+        return False
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
             "share_weights=true and precision=float16 exclude each other: float16 needs whole"

@@ -24,7 +24,7 @@ replaced by their weighted mean. Integers are rounded; a counter keeps its value
 same on all workers that had samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -109,6 +109,62 @@ class RunningStatistics:
         """Remember the present values, to detect later changes; and what `keep` must keep."""
         self._seen = [_as_it_is(place) for place in self.others]
         self._means, self._touched = means, touched
+
+
+class PartyStatistics:
+    """The buffers of several parties in one process, for a replay of their steps.
+
+    Each party begins with the present buffers of `model`, and has the model's while it steps.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        norms, others = _places(model)
+        self._places = [*norms, *others]
+        self._begun = [_buffer(place).clone() for place in self._places]
+        self._parties: dict[int, list[Tensor]] = {}
+        self._present: int | None = None
+
+    @torch.no_grad()
+    def enter(self, party: int) -> None:
+        """Let the model have the buffers of `party`."""
+        if party == self._present:
+            return
+        self._leave()
+        self._present = party
+        self._set(self._parties.get(party, self._begun))
+
+    def _leave(self) -> None:
+        if self._present is not None:
+            self._parties[self._present] = [_buffer(place).clone() for place in self._places]
+
+    def _set(self, values: Sequence[Tensor]) -> None:
+        for place, value in zip(self._places, values, strict=True):
+            _buffer(place).copy_(value)
+
+    @torch.no_grad()
+    def average(self, samples: Mapping[int, int]) -> None:
+        """Let the model have the mean over the parties, as `RunningStatistics` computes it.
+
+        `samples` is the number of samples of each party.
+        """
+        self._leave()
+        self._present = None
+        total = float(sum(samples.values()))
+        sums = torch.zeros_like(_flat(self._places))
+        for party, count in sorted(samples.items()):
+            if count:
+                self._set(self._parties.get(party, self._begun))
+                sums += _flat(self._places) * count
+        changed = [
+            number
+            for number, begun in enumerate(self._begun)
+            if any(not torch.equal(each[number], begun) for each in self._parties.values())
+        ]
+        means = torch.split(sums / total, [_real(each).numel() for each in self._begun])
+        self._set(self._begun)
+        places = [self._places[number] for number in changed]
+        if places:
+            _copy(torch.cat([means[number] for number in changed]), places)
 
 
 def _is_alone() -> bool:

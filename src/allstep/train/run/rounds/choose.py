@@ -3,11 +3,16 @@
 from collections.abc import Callable, Mapping
 
 from allstep.train.run.rounds.each_step import EachStep
+from allstep.train.run.rounds.pushes import Pushes
 from allstep.train.run.rounds.round import Round, Surroundings
 
 _ROUNDS: Mapping[str, Callable[[Surroundings], Round]] = {
     "allreduce": EachStep,
     "server": EachStep,
+    "async": Pushes,
+    "stale": Pushes,
+    "clock": Pushes,
+    "lazy": Pushes,
 }
 
 
