@@ -4,8 +4,8 @@ It has one line for each round, from synchronization point to synchronization po
 updates in the order in which they were applied:
 
 ```
-{"from": 0, "to": 1337, "batch": 50, "parties": [0, 1], "samples": {"0": 700, "1": 637},
- "pushes": [[party, start, count, step, read, made, is_torn, [lr of each group]], ...]}
+{"from": 0, "to": 1337, "batch": 50, "samples": {"0": 700, "1": 637},
+ "pushes": [[party, start, count, step, read, made, [lr of each group], is_torn], ...]}
 ```
 
 `samples` are the good samples of each party, by which running statistics are averaged. Rank 0
@@ -14,7 +14,7 @@ rounds; their new lines replace the old ones. A torn last line is skipped.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from typing import Any
 from allstep.files.bounded import open_to_append, parse_json, read_lines
 
 ORDER_LOG = "order.jsonl"
+# The whole numbers of a push, before the learning rates and the mark of a torn one.
+_NUM_NUMBERS = 6
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,16 @@ def _entries(path: Path) -> Iterator[LoggedRound]:
                 int(fields["to"]),
                 int(fields["batch"]),
                 {int(party): int(count) for party, count in fields["samples"].items()},
-                tuple((*each[:-1], tuple(each[-1])) for each in fields["pushes"]),
+                tuple(_fields(each) for each in fields["pushes"]),
             )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             # A kill in the middle of a line leaves a part of it.
             continue
+
+
+def _fields(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the fields of a push. Raise ValueError for anything else."""
+    *numbers, lrs, is_torn = values
+    if len(numbers) != _NUM_NUMBERS or not all(isinstance(each, int) for each in numbers):
+        raise ValueError(f"expected {_NUM_NUMBERS} whole numbers, found {numbers}")
+    return (*numbers, tuple(float(lr) for lr in lrs), bool(is_torn))

@@ -31,8 +31,10 @@ class LiveLines:
     def __init__(self, around: Surroundings) -> None:
         self._around, self._world = around, around.job.world
         self._parties = Parties("the figures of sync")
-        memory = self._parties.allocate(self._world.size * _NUMBERS * 8)
-        self._rows = torch.frombuffer(memory, dtype=torch.float64).view(-1, _NUMBERS)
+        count = self._world.size * _NUMBERS
+        memory = self._parties.allocate(count * 8)
+        rows = torch.frombuffer(memory, dtype=torch.float64, count=count)
+        self._rows = rows.view(self._world.size, _NUMBERS)
         self._steps = 0
         self._at_last = self._rows.clone()
 
