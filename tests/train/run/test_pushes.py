@@ -141,7 +141,7 @@ def test_a_stopped_run_resumes_with_another_number_of_workers(ranks: Any, tmp_pa
     assert replay_run(out).is_equal
     # From a checkpoint, if the beginning of the log is lost.
     lines = (out / "order.jsonl").read_text().splitlines(keepends=True)
-    (out / "order.jsonl").write_text("torn" + "".join(lines[1:]))
+    (out / "order.jsonl").write_text("torn\n" + "".join(lines[1:]))
     assert replay_run(out).begin == position
     (out / "order.jsonl").write_text("")
     with pytest.raises(ConfigError, match="there is no order log"):
@@ -199,7 +199,9 @@ def test_only_an_asynchronous_run_has_something_to_replay(tmp_path: Path) -> Non
     (tmp_path / "config.yaml").write_text(read_config("digits", []).resolved(1).to_yaml())
     with pytest.raises(ConfigError, match="a run with sync=allreduce has no order log"):
         replay_run(tmp_path)
-    entry = order_log.LoggedRound(0, 64, 64, {0: 64}, ((0, 0, 64, 64, 0, 1, (0.1,), False),))
+    entry = order_log.LoggedRound(
+        0, 64, 64, {0: 64}, {0: 1}, ((0, 0, 64, 64, 0, 1, (0.1,), False),)
+    )
     config = read_config("digits", ["sync=async"]).resolved(1)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     order_log.append(tmp_path, entry)

@@ -13,7 +13,7 @@ there and names it.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from allstep import runlog
 from allstep.data import Batch
 from allstep.data.order import even
 from allstep.errors import CheckpointError, ConfigError
@@ -34,7 +33,6 @@ from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.config.sync_config import SyncConfig
 from allstep.train.folder import order_log
-from allstep.train.folder.claim import RECORD
 from allstep.train.folder.existing_run import run_config
 from allstep.train.folder.order_log import LoggedRound
 from allstep.train.run.placed_job import Job
@@ -84,7 +82,6 @@ def replay_run(folder: Path, trust: bool = False) -> Replayed:
     rounds = [each for each in rounds if each.end <= last.samples]
     chain = _chain(rounds, last.samples, folder)
     started = time.perf_counter()
-    torch.set_num_threads(_num_threads(folder))
     begin = chain[0].begin
     first = None if begin == 0 else checkpoint.read(folder / "checkpoints" / name_of(begin))
     again = _Replay(config, last, first)
@@ -141,11 +138,9 @@ def _chain(rounds: Sequence[LoggedRound], end: int, folder: Path) -> list[Logged
     return chain
 
 
-def _num_threads(folder: Path) -> int:
-    """Return the compute threads of a worker of the run; as many here add in the same order."""
-    starts = runlog.read(folder / RECORD).starts
-    threads = starts[-1].get("world", {}).get("threads") if starts else None
-    return int(threads[0]) if threads else torch.get_num_threads()
+def _set_threads(count: int) -> None:
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 def _named(push: Push) -> str:
@@ -180,7 +175,10 @@ class _Replay:
             party_of = {claim: push.party for push in pushes for claim in push.claims}
 
             def gradients(claim: Claim) -> bool:
-                statistics.enter(party_of[claim])
+                party = party_of[claim]
+                statistics.enter(party)
+                # As many threads add in the same order. A party that was lost is as the others.
+                _set_threads(entry.threads.get(party, max(entry.threads.values(), default=1)))
                 return self._compute(next(batches), claim)
 
             torn = replay(
@@ -199,9 +197,9 @@ class _Replay:
             count = job.growth.num_micro_batches(entry.batch, weights, count)
         job.set_num_micro_batches(count)
 
-    def _batches(self, pushes: Sequence[Push], batch: int) -> Iterator[Batch]:
+    def _batches(self, pushes: Sequence[Push], batch: int) -> Generator[Batch]:
         claims = ((claim.start, claim.count) for push in pushes for claim in push.claims)
-        yield from self._job.loaders["train"].claimed(claims, batch)
+        return self._job.loaders["train"].claimed(claims, batch)
 
     def _compute(self, batch: Batch, claim: Claim) -> bool:
         trainer = self._job.trainer

@@ -4,13 +4,14 @@ It has one line for each round, from synchronization point to synchronization po
 updates in the order in which they were applied:
 
 ```
-{"from": 0, "to": 1337, "batch": 50, "samples": {"0": 700, "1": 637},
+{"from": 0, "to": 1337, "batch": 50, "parties": {"0": [700, 1], "1": [637, 1]},
  "pushes": [[party, start, count, step, read, made, [lr of each group], is_torn], ...]}
 ```
 
-`samples` are the good samples of each party, by which running statistics are averaged. Rank 0
-appends a line at the synchronization point. A run that resumes from an earlier position repeats
-rounds; their new lines replace the old ones. A torn last line is skipped.
+`parties` has the good samples of each party, by which running statistics are averaged, and its
+compute threads. The lowest rank appends a line at the synchronization point. A run that resumes
+from an earlier position repeats rounds; their new lines replace the old ones. A torn last line is
+skipped.
 """
 
 import json
@@ -28,12 +29,17 @@ _NUM_NUMBERS = 6
 
 @dataclass(frozen=True)
 class LoggedRound:
-    """A round of the order log. pushes: the fields of each `kvstore.training.Push`."""
+    """A round of the order log.
+
+    samples: good samples by party. threads: compute threads by party. pushes: the fields of each
+    `kvstore.training.Push`.
+    """
 
     begin: int
     end: int
     batch: int
     samples: Mapping[int, int]
+    threads: Mapping[int, int]
     pushes: tuple[tuple[Any, ...], ...]
 
 
@@ -43,7 +49,9 @@ def append(folder: Path, entry: LoggedRound) -> None:
         "from": entry.begin,
         "to": entry.end,
         "batch": entry.batch,
-        "samples": {str(party): count for party, count in entry.samples.items()},
+        "parties": {
+            str(party): [count, entry.threads[party]] for party, count in entry.samples.items()
+        },
         "pushes": entry.pushes,
     }
     line = json.dumps(fields, separators=(",", ":")).encode()
@@ -83,7 +91,8 @@ def _entries(path: Path) -> Iterator[LoggedRound]:
                 int(fields["from"]),
                 int(fields["to"]),
                 int(fields["batch"]),
-                {int(party): int(count) for party, count in fields["samples"].items()},
+                {int(party): int(each[0]) for party, each in fields["parties"].items()},
+                {int(party): int(each[1]) for party, each in fields["parties"].items()},
                 tuple(_fields(each) for each in fields["pushes"]),
             )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):

@@ -24,7 +24,7 @@ from torch import nn
 from allstep import comm
 from allstep.comm.group import agree
 from allstep.data import Batch, Loader
-from allstep.errors import AllstepError
+from allstep.errors import AllstepError, PeerLost
 from allstep.train.checkpoint.saver import first_not_finite
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.run_config import RunConfig
@@ -122,6 +122,7 @@ class Run:
             self.told,
             must_leave_world=lambda: self._must_leave_world(),
             is_save_due=lambda: self.checkpoints.are_due(),
+            has_pushed=lambda count: self._note_push(count),
         )
 
     # Training
@@ -147,6 +148,9 @@ class Run:
             self._note(agreed.outcome, agreed.last)
             progress.owes, progress.samples = before, agreed.position
             progress.updates += agreed.updates
+            if agreed.lost:
+                self._note_world(before)
+                raise PeerLost(agreed.lost, rank=self.job.world.rank)
             adapt_shares(self.job, agreed.outcome, self.callbacks)
             self._after_round(before, updates)
             if agreed.outcome.stop:
@@ -207,6 +211,9 @@ class Run:
 
     def _note_world(self, before: int) -> None:
         """Called after each round, which began at `before` samples, for elastic runs."""
+
+    def _note_push(self, count: int) -> None:
+        """Called after each update of this rank within a round, for elastic runs."""
 
     def _must_leave_world(self) -> bool:
         """Return whether the launcher asked this rank to leave its world, in an elastic run."""

@@ -28,7 +28,7 @@ from allstep.train.health.divergence import LossWatch
 from allstep.train.input.loaders import list_bad_samples, place_loaders
 from allstep.train.input.splits import Splits
 from allstep.train.run.progress import RunProgress
-from allstep.train.step import build, sharing
+from allstep.train.step import build, pushing, sharing
 from allstep.train.step.after_step import AfterStep
 from allstep.train.step.batch_growth import Growth
 from allstep.train.step.ema import Average
@@ -121,22 +121,24 @@ def place(job: Job, world: World) -> None:
     """
     config, trainer = job.config, job.trainer
     place_loaders(job.loaders, config, job.splits, world)
-    if job.shared is None:
-        trainer.rank, trainer.size = world.rank, world.size
-        trainer.shares = job.loaders["train"].shares
-    else:
+    trainer.rank, trainer.size = world.rank, world.size
+    trainer.shares = job.loaders["train"].shares
+    if not config.sync.mode.has_equal_steps:
         # A step is that of a single worker, whichever party computes it.
         trainer.rank, trainer.size, trainer.shares = 0, 1, ()
     job.speed_rule = sharing.make_rule(config, world.size)
     # A single worker estimates the noise scale from a micro-batch, several from their shares.
     trainer.measures_first_micro_batch = sharing.measures_noise(config) and world.size == 1
     if world is not job.world:
-        build.attach(trainer.optimizer, world)
+        build.attach(trainer.optimizer, world, reduces=config.sync.mode.has_equal_steps)
         job.world = world
     job.set_num_micro_batches(_num_micro_batches(job))
-    job.after_step = AfterStep(
-        RunningStatistics(trainer.model, job.is_elastic), world, sharing.exchanged(config)
-    )
+    add_up = None
+    if not config.sync.mode.has_equal_steps:
+        job.shared = pushing.share_weights(config, trainer.model, trainer.optimizer, job.num_train)
+        add_up = pushing.adder(job.shared)
+    statistics = RunningStatistics(trainer.model, job.is_elastic, add_up)
+    job.after_step = AfterStep(statistics, world, sharing.exchanged(config))
 
 
 def _num_micro_batches(job: Job) -> int:

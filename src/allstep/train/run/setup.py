@@ -103,10 +103,6 @@ def make_job(
         share,
         is_elastic,
     )
-    shared = None
-    if pushes:
-        kind = type(optimizer)
-        shared = pushing.share_weights(config, made.model, replicated, kind, num_train)
     job = Job(
         config=config,
         world=world,
@@ -120,7 +116,6 @@ def make_job(
         ema=_average(config, made.model, snapshot),
         noise=_noise(config, world, snapshot),
         shares_weights=share,
-        shared=shared,
         is_elastic=is_elastic,
         execution=made.execution,
         notes=[

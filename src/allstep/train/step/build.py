@@ -209,10 +209,13 @@ def distribute(
     return made
 
 
-def attach(optimizer: ReplicatedOptimizer, world: World) -> None:
-    """Let a distributed optimizer reduce over the ranks of another world of an elastic run."""
+def attach(optimizer: ReplicatedOptimizer, world: World, reduces: bool = True) -> None:
+    """Let a distributed optimizer reduce over the ranks of another world of an elastic run.
+
+    Without `reduces` each rank's gradients are its own.
+    """
     # Not counted, because a worker that joins has made fewer optimizers than the others.
-    optimizer.attach(f"train/generation {world.generation}", world.size)
+    optimizer.attach(f"train/generation {world.generation}", world.size if reduces else 1)
     at_shutdown(optimizer.close)
 
 

@@ -21,6 +21,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import closing
 
+import torch
+
 from allstep import faults
 from allstep.data import Batch
 from allstep.errors import UserError
@@ -76,7 +78,8 @@ class Pushes:
         """Take claims until there are no more; return the synchronization point, if it is one."""
         self._take_claims()
         self._around.clock.lap("input")
-        point = self._shared.synchronize([self._samples, self._waited])
+        values = [self._samples, self._waited, torch.get_num_threads()]
+        point = self._shared.synchronize(values)
         self._around.clock.lap("wait")
         return point
 
@@ -122,6 +125,7 @@ class Pushes:
         if batch.weight:
             update_weights(trainer, claim.start, clock)
             self._note_wait()
+            around.has_pushed(self._steps + 1)
         else:
             trainer.optimizer.discard()
             self._shared.skip()
@@ -152,9 +156,16 @@ class Pushes:
         """End the round for all parties if something is due that no position decides."""
         around = self._around
         saves = around.job.world.rank == 0 and around.is_save_due()
-        stops = around.stopping.why is not None or around.must_leave_world()
+        stops = around.stopping.why is not None or self._must_leave()
         if saves or stops or not math.isfinite(self._tally.loss):
             self._shared.claims.request_stop()
+
+    def _must_leave(self) -> bool:
+        """Return whether the launcher wants this world to end now.
+
+        After a loss it does so as well, but the living parties finish the round first.
+        """
+        return self._around.must_leave_world() and not self._shared.newly_lost()
 
     def _skip_claims(self) -> None:
         """Count the claims that are left as done, since all parties end with our error."""
@@ -180,18 +191,22 @@ class Pushes:
         if outcome.failed:
             raise_together(job, self._error)
         job.after_step.statistics.keep()
-        if job.world.rank == 0:
+        if job.world.rank == self._shared.leader:
             self._record(point)
-        return Agreement(outcome, point.position, len(point.pushes), self._last)
+        lost = "; ".join(self._shared.lost.values())
+        return Agreement(outcome, point.position, len(point.pushes), self._last, lost)
 
     def _record(self, point: SyncPoint) -> None:
         """Append the round to the order log, and report its figures."""
         around, job = self._around, self._around.job
         values = {rank: each.tolist() for rank, each in point.values.items()}
-        samples = {rank: int(row[0]) for rank, row in values.items()}
-        pushes = tuple(tuple(push) for push in point.pushes)
         entry = LoggedRound(
-            job.progress.samples, point.position, job.progress.batch, samples, pushes
+            job.progress.samples,
+            point.position,
+            job.progress.batch,
+            {rank: int(row[0]) for rank, row in values.items()},
+            {rank: int(row[2]) for rank, row in values.items()},
+            tuple(tuple(push) for push in point.pushes),
         )
         try:
             order_log.append(job.out, entry)
@@ -207,7 +222,10 @@ class Pushes:
         self._around.job.after_step.statistics.restore()
 
     def close(self) -> None:
-        """Release the shared figures."""
+        """Give this party weights and state of its own, and release the shared ones."""
+        job = self._around.job
+        job.trainer.optimizer.close()
+        job.shared = None
         self._live.close()
 
 
@@ -218,7 +236,7 @@ def _figures(point: SyncPoint, values: dict[int, list[float]]) -> Synchronized:
         ages.setdefault(push.party, Counter())[push.age] += 1
     parties = {}
     for rank, counts in sorted(ages.items()):
-        samples, waited = values.get(rank, (0.0, 0.0))
+        samples, waited, _ = values.get(rank, (0.0, 0.0, 0.0))
         parties[rank] = PartyFigures(
             int(samples), counts.total(), waited, dict(sorted(counts.items()))
         )

@@ -29,7 +29,8 @@ class Surroundings:
 
     `clock` receives the time of the phases, `told` what a long round has reported before its end.
     `must_leave_world` returns whether the launcher asked this rank to leave its world,
-    `is_save_due` whether it is time for a checkpoint.
+    `is_save_due` whether it is time for a checkpoint. `has_pushed` is called with the updates of
+    this rank within a round, for elastic runs.
     """
 
     job: Job
@@ -39,6 +40,7 @@ class Surroundings:
     told: Told
     must_leave_world: Callable[[], bool]
     is_save_due: Callable[[], bool]
+    has_pushed: Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Agreement:
     """Updates of the weights in the round."""
     last: Batch
     """The last share of this rank, for a report on a loss that diverged."""
+    lost: str = ""
+    """The lost ranks and why, in a mode in which the others finish the round without them."""
 
 
 class Round(Protocol):
