@@ -26,6 +26,7 @@ from allstep.train.run.train_request import TrainRequest
 from allstep.train.run.worker import work
 from allstep.train.watch.events import Result
 from allstep.train.watch.sync_line import sync_line
+from support.allstep_command import run
 
 SHORT = ["precision=float32", "epochs=2", "data.validation=50", "save.seconds=null", "batch=64"]
 SHORT += ["log_every=4", "save.epochs=1", "save.keep=9"]
@@ -135,7 +136,7 @@ def test_a_stopped_run_resumes_with_another_number_of_workers(ranks: Any, tmp_pa
     assert all(isinstance(each, Paused) for each in paused)
     position = paused[0].samples
     assert 0 < position < EPOCH
-    (result,) = ranks(1, train_with_pauses, overrides, out, None, True)
+    result, *_ = ranks(3, train_with_pauses, overrides, out, None, True)
     assert isinstance(result, Result)
     assert_each_sample_is_pushed_once(out)
     assert replay_run(out).is_equal
@@ -235,3 +236,26 @@ def test_only_an_asynchronous_run_has_something_to_replay(tmp_path: Path) -> Non
 def test_the_banner_states_who_waits(sync: str, expected: str) -> None:
     config = read_config("digits", [f"sync={sync}", "batch=64"]).resolved(2)
     assert sync_line(config, 2).startswith(expected)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_dead_worker_does_not_stop_the_others(tmp_path: Path, victim: int) -> None:
+    """It dies in the first epoch; the others finish the epoch, then continue as a smaller world."""
+    out = tmp_path / "run"
+    overrides = [*SHORT, "sync=async", "model.norm=batch", "epochs=3"]
+    fault = f"kill@rank={victim},step=10"
+    done = run("train", "digits", *overrides, "--workers", 3, "--fault", fault, "--out", out)
+    assert done.code == 0, done.out + done.err
+    lines = [line for line in done.out.splitlines() if f"lost rank {victim} on" in line]
+    assert len(lines) == 1 and "killed by signal 9 (SIGKILL)" in lines[0]
+    assert f"2 workers continue from sample {EPOCH:,}" in lines[0]
+    assert_each_sample_is_pushed_once(out, end=3 * EPOCH)
+    record = runlog.read(out / "run.jsonl")
+    assert [each["samples"] for each in record.evals if each["part"] == "validation"] == [
+        EPOCH,
+        2 * EPOCH,
+        3 * EPOCH,
+    ]
+    replayed = replay_run(out)
+    assert replayed.is_equal and replayed.parties == 3

@@ -37,6 +37,9 @@ from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import reduce_step, update_weights
 from allstep.train.watch.events import PartyFigures, Synchronized
 
+# Seconds in which the parties of a host notice that one is lost.
+_NOTICED_WITHIN = 0.5
+
 
 class Pushes:
     """Rounds of `sync=async`, `stale:S`, `clock:S` and `lazy:K`."""
@@ -47,6 +50,8 @@ class Pushes:
         # Claims that were taken for the loader and whose step is not done.
         self._taken: deque[Claim] = deque()
         self._error: UserError | None = None
+        # When the launcher first asked to leave this world.
+        self._asked_at = math.inf
         self._start_sums()
 
     @property
@@ -163,9 +168,14 @@ class Pushes:
     def _must_leave(self) -> bool:
         """Return whether the launcher wants this world to end now.
 
-        After a loss it does so as well, but the living parties finish the round first.
+        After a loss it does so as well, but the living parties finish the round first. It may
+        notice a loss a moment before this party can.
         """
-        return self._around.must_leave_world() and not self._shared.newly_lost()
+        if not self._around.must_leave_world():
+            return False
+        now = time.perf_counter()
+        self._asked_at = min(self._asked_at, now)
+        return now - self._asked_at > _NOTICED_WITHIN and not self._shared.newly_lost()
 
     def _skip_claims(self) -> None:
         """Count the claims that are left as done, since all parties end with our error."""
