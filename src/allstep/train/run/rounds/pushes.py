@@ -3,7 +3,7 @@
 ```
 party 0   claim ── forward, backward ── push ── claim ── ...          |
 party 1   claim ───── forward, backward ───── push ── claim ── ...    | synchronize
-          '-- from here on no party waits for another, except as the mode says
+          '-- from here on no party waits for another, except as the mode demands
 ```
 
 A round ends at the next position at which something is due (`due`), or earlier: at a request to
