@@ -27,7 +27,7 @@ from allstep.train.watch.callback import Callback
 class Surroundings:
     """What a round uses of its run, in one world.
 
-    `clock` receives the time of the phases, `reported` what a long round has reported before its end.
+    `clock` receives the time of the phases, `reported` what a long round reports before its end.
     `must_leave_world` returns whether the launcher asked this rank to leave its world,
     `is_save_due` whether it is time for a checkpoint. `has_pushed` is called with the updates of
     this rank within a round, for elastic runs.
