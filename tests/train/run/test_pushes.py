@@ -19,7 +19,7 @@ from allstep.kvstore.training import Push
 from allstep.train import read_config
 from allstep.train.check.replay import replay_run
 from allstep.train.config.check_config import check_config, check_elastic
-from allstep.train.folder import order_log
+from allstep.train.folder import order_file
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.progress import Paused
 from allstep.train.run.train_request import TrainRequest
@@ -71,7 +71,7 @@ def train_with_pauses(
 
 
 def pushes_of(folder: Path) -> list[Push]:
-    return [Push(*fields) for entry in order_log.read(folder) for fields in entry.pushes]
+    return [Push(*fields) for entry in order_file.read(folder) for fields in entry.pushes]
 
 
 def assert_each_sample_is_pushed_once(folder: Path, begin: int = 0, end: int = 2 * EPOCH) -> None:
@@ -200,13 +200,13 @@ def test_only_an_asynchronous_run_has_something_to_replay(tmp_path: Path) -> Non
     (tmp_path / "config.yaml").write_text(read_config("digits", []).resolved(1).to_yaml())
     with pytest.raises(ConfigError, match="a run with sync=allreduce has no order log"):
         replay_run(tmp_path)
-    entry = order_log.LoggedRound(
+    entry = order_file.LoggedRound(
         0, 64, 64, {0: 64}, {0: 1}, ((0, 0, 64, 64, 0, 1, (0.1,), False),)
     )
     config = read_config("digits", ["sync=async"]).resolved(1)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
-    order_log.append(tmp_path, entry)
-    assert order_log.read(tmp_path) == [entry]
+    order_file.append(tmp_path, entry)
+    assert order_file.read(tmp_path) == [entry]
     with pytest.raises(CheckpointError, match="has no complete checkpoint to compare with"):
         replay_run(tmp_path)
 

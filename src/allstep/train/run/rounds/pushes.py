@@ -27,8 +27,8 @@ from allstep import faults
 from allstep.data import Batch
 from allstep.errors import UserError
 from allstep.kvstore.training import Claim, SharedModel, SyncPoint
-from allstep.train.folder import order_log
-from allstep.train.folder.order_log import LoggedRound
+from allstep.train.folder import order_file
+from allstep.train.folder.order_file import LoggedRound
 from allstep.train.run.rounds.due import next_due
 from allstep.train.run.rounds.live_lines import LiveLines
 from allstep.train.run.rounds.round import Agreement, Surroundings
@@ -219,7 +219,7 @@ class Pushes:
             tuple(tuple(push) for push in point.pushes),
         )
         try:
-            order_log.append(job.out, entry)
+            order_file.append(job.out, entry)
         except OSError as error:
             around.callbacks.event(
                 f"the order log was not written: {error.strerror or error}; this run cannot be"
