@@ -19,6 +19,7 @@ from allstep.kvstore.training import Push
 from allstep.train import read_config
 from allstep.train.check.replay import replay_run
 from allstep.train.config.check_config import check_config, check_elastic
+from allstep.train.config.check_sync import synchronous
 from allstep.train.folder import order_file
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.progress import Paused
@@ -259,3 +260,10 @@ def test_a_dead_worker_does_not_stop_the_others(tmp_path: Path, victim: int) -> 
     ]
     replayed = replay_run(out)
     assert replayed.is_equal and replayed.parties == 3
+
+
+def test_checks_of_single_steps_are_synchronous() -> None:
+    asynchronous = read_config("digits", ["sync=stale:2", "sync.correct=delay"]).resolved(1)
+    assert synchronous(asynchronous) == read_config("digits", []).resolved(1)
+    server = read_config("digits", ["sync=server"]).resolved(1)
+    assert synchronous(server) is server
