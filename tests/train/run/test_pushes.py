@@ -25,6 +25,7 @@ from allstep.train.health.stop_request import Stopping
 from allstep.train.run.progress import Paused
 from allstep.train.run.train_request import TrainRequest
 from allstep.train.run.worker import work
+from allstep.train.step.pushing import check_pushes
 from allstep.train.watch.events import Result
 from allstep.train.watch.sync_line import sync_line
 from support.allstep_command import run
@@ -267,3 +268,12 @@ def test_checks_of_single_steps_are_synchronous() -> None:
     assert synchronous(asynchronous) == read_config("digits", []).resolved(1)
     server = read_config("digits", ["sync=server"]).resolved(1)
     assert synchronous(server) is server
+
+
+def test_a_model_whose_layers_communicate_cannot_push() -> None:
+    config = read_config("digits", ["sync=async"]).resolved(2)
+    check_pushes(config, torch.device("cpu"), layers_communicate=False)
+    with pytest.raises(ConfigError, match="a norm over the samples of all workers"):
+        check_pushes(config, torch.device("cpu"), layers_communicate=True)
+    with pytest.raises(ConfigError, match="available on CPUs only so far"):
+        check_pushes(config, torch.device("meta"), layers_communicate=False)
