@@ -28,6 +28,7 @@ from allstep.train.run.worker import work
 from allstep.train.step.pushing import check_pushes
 from allstep.train.watch.events import Result
 from allstep.train.watch.sync_line import sync_line
+from conftest import SOAK
 from support.allstep_command import run
 
 SHORT = ["precision=float32", "epochs=2", "data.validation=50", "save.seconds=null", "batch=64"]
@@ -53,7 +54,7 @@ def train_with_pauses(
 
     rank = allstep.init().rank
     allstep.shutdown()
-    draws, steps, step = random.Random(rank), [], pushes.reduce_step
+    draws, steps, step = random.Random(), [], pushes.reduce_step
 
     def paused(*args: Any) -> Any:
         time.sleep(draws.random() * 0.004)
@@ -130,6 +131,28 @@ def test_a_run_pushes_every_sample_once_and_can_be_replayed(
     assert replayed.is_equal, replayed
     assert (replayed.begin, replayed.end, replayed.rounds) == (0, 2 * EPOCH, 2)
     assert replayed.pushes == len(pushes_of(out))
+
+
+@pytest.mark.soak(20)
+def test_a_random_run_can_be_replayed(ranks: Any, tmp_path: Path) -> None:
+    draws, out = random.Random(None if SOAK else 3), tmp_path / "run"
+    overrides = [
+        "epochs=1",
+        f"sync={draws.choice(['async', 'stale:1', 'stale:3', 'clock:1', 'lazy:2', 'lazy:5'])}",
+        f"sync.correct={draws.choice(['none', 'delay'])}",
+        f"batch={draws.choice([17, 40, 64])}",
+        f"model.norm={draws.choice(['none', 'batch', 'group'])}",
+        *draws.choice(
+            [
+                ["optimizer.momentum=0"],
+                ["optimizer=adamw", "optimizer.lr=0.001"],
+                ["optimizer=lars", "optimizer.lr=1"],
+            ]
+        ),
+    ]
+    ranks(draws.choice([2, 3, 4]), train_with_pauses, overrides, out)
+    assert_each_sample_is_pushed_once(out, end=EPOCH)
+    assert replay_run(out).is_equal, overrides
 
 
 def test_a_stopped_run_resumes_with_another_number_of_workers(ranks: Any, tmp_path: Path) -> None:
