@@ -470,6 +470,9 @@ class Simulation:
                 self.end(action.generation)
             case NotifyChange():
                 self.notified.add(action.generation)
+                if not self.policy.replaces:
+                    # They look for it, since no wait of theirs needs to fail.
+                    self.end(action.generation)
             case Dismiss():
                 self.let_go(self.processes[action.worker], self.random.choice([0, 1, -15]))
             case SaveAndExit():

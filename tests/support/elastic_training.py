@@ -27,13 +27,14 @@ from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.world import places
 from support.ranks import Ranks, clean_environment, shared_memory_files, wait_until
 
-# Running statistics, dropout, a moving average, random crops, uneven batches.
-OVERRIDES = [
-    *("digits", "batch=50", "save.seconds=1", "log_every=1", "data.validation=100"),
+# All that could differ: running statistics, dropout, a moving average, random crops, uneven
+# batches.
+MODEL = [
+    *("digits", "batch=50", "log_every=1", "data.validation=100"),
     *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5"),
     *("ema.decay=0.9", "data.augment=PadAndCrop(8, pad=1)", "label_smoothing=0.1"),
-    "precision=float32",
 ]
+OVERRIDES = [*MODEL, "save.seconds=1", "precision=float32"]
 EPOCH = 1337
 """The training samples of an epoch: 1,437 digits without those of the validation split."""
 ENVIRONMENT = {**clean_environment(), "OMP_NUM_THREADS": "1"}

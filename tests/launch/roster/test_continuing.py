@@ -12,8 +12,8 @@ from allstep.launch.roster.actions import (
     StartWorker,
 )
 from allstep.launch.roster.elastic_state import Stage
-from allstep.launch.roster.roster_events import HostLost, Progress, StartFailed
-from support.roster_scenario import Scenario, finished, of_type, published
+from allstep.launch.roster.roster_events import HostLost, HostsFound, Progress, StartFailed
+from support.roster_scenario import Scenario, finished, listed, of_type, published
 
 BAD_INPUT = "lost rank 1 on a: exit code 2"
 LOST = "lost rank 1 on a: killed by signal 9 (SIGKILL)"
@@ -72,7 +72,8 @@ def test_a_generation_in_which_a_member_has_no_step_yet_is_ended_at_once() -> No
     run.at(1.5, *(Progress(1.5, worker, 0, 1) for worker in (0, 2)))
     assert run.exits(2.0, 1)[1:] == [EndGeneration(0, LOST)]
     assert run.roster.stage is Stage.RUNNING, "a script that does not leave it is not killed"
-    assert run.at(5000.0) == []
+    assert run.at(5000.0, HostsFound(5000.0, listed("a:2 b:1"))) == [], "it is to be left anyway"
+    run.at(5000.5, HostsFound(5000.5, listed("a:2 b:2")))
     run.ready(5001.0, 0, 2)
     assert run.roster.stage is Stage.ENDED
     assert published(run.ready(5002.0, 3)).members == (0, 2, 3)

@@ -322,9 +322,9 @@ class ElasticLauncher(Launcher):
         usable = [each for each in self.connections if each.hello is not None and not each.over]
         orders = Orders(self.job, [], usable, self.token, self.store.port, self.limits)
         # Spares, too, prepare everything before they wait.
-        num = self.policy.num_workers
-        joins = self.run_state.roster.plan is not None or worker.number >= num
-        return worker_order(orders, connection, worker, num, joins=joins)
+        has_begun = self.run_state.roster.plan is not None
+        joins = has_begun or worker.number >= self.policy.num_workers
+        return worker_order(orders, connection, worker, self.policy, joins=joins)
 
     def _publish(self, plan: Plan) -> None:
         """Send each member its place, and forget the keys of the generation before."""

@@ -6,18 +6,25 @@ from allstep.launch.elastic.worker_table import ElasticWorker
 from allstep.launch.host_connection import HostConnection
 from allstep.launch.messages import Start, WorkerOrder
 from allstep.launch.orders import Orders
+from allstep.launch.roster import Policy
 from allstep.wire import keys
 from allstep.wire.tickets import PROCESS
 from allstep.world import World
 
 
 def worker_order(
-    orders: Orders, connection: HostConnection, worker: ElasticWorker, size: int, *, joins: bool
+    orders: Orders,
+    connection: HostConnection,
+    worker: ElasticWorker,
+    policy: Policy,
+    *,
+    joins: bool,
 ) -> Start:
     """Return the message that starts a worker; ConfigError without an address of a host.
 
-    size: the workers with which the run starts. joins: it is started for a later world.
+    joins: it is started for a later world.
     """
+    size = policy.num_workers
     # Until it has a place: scripts may read these variables before they call init().
     rank, local_size = min(worker.number, size - 1), min(connection.host.slots, size)
     place = rank, size, min(worker.slot, rank, local_size - 1), local_size, 0, 1
@@ -31,6 +38,9 @@ def worker_order(
         PROCESS: "",
         "HOROVOD_ELASTIC": "1",
     }
+    if policy.replaces:
+        most = orders.job.max_workers or policy.most_ranks
+        env[keys.SIZES] = f"{policy.min_workers}:{most}"
     if joins:
         env[keys.JOINS] = "1"
     started = [WorkerOrder(worker.number, env)]

@@ -209,7 +209,8 @@ def _publish(state: ElasticState, plan: Plan, now: float) -> None:
 
 def _announce(state: ElasticState, now: float) -> None:
     """Notify the members of workers that can join or must leave, once for each worker."""
-    if state.stage is not Stage.RUNNING:
+    # Members of a generation that was ended leave it anyway.
+    if state.stage is not Stage.RUNNING or state.has_ended:
         return
     members = state.workers.having(Phase.MEMBER)
     leave = {each.number for each in members if not state.is_offered(each, now)}

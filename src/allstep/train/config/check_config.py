@@ -80,7 +80,8 @@ def check_elastic(config: RunConfig, num_workers: int, sizes: Iterable[int]) -> 
         except ConfigError as error:
             why = f"an elastic run may have {_plural(size, 'worker')}"
             raise ConfigError(
-                f"{error} ({why}: limit it by --min-workers, --max-workers)"
+                f"{error} ({why}: limit it by --min-workers and --max-workers, under `allstep run`"
+                " by --min-np and --max-np)"
             ) from None
 
 
