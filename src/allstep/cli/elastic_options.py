@@ -74,6 +74,7 @@ class ElasticOptions:
             survives = num_workers > 1 and config.sync.mode.survives_lost_party
             return Policy.continuing(num_workers) if survives else None
         from allstep.train.config.check_config import check_elastic
+        from allstep.train.config.check_sync import check_replacements
 
         spares = self.spares or 0
         most = self.max_workers
@@ -92,4 +93,5 @@ class ElasticOptions:
             raise ConfigError(f"{given}: {error}") from error
         sizes = range(policy.min_workers, (policy.max_workers or num_workers) + 1)
         check_elastic(config, num_workers, sizes)
+        check_replacements(config)
         return policy

@@ -12,7 +12,7 @@ from allstep.data.augment.parse import check_mix, spelled
 from allstep.data.order import check_weights, lengths
 from allstep.errors import ConfigError
 from allstep.models.by_name import check_name, check_options
-from allstep.train.config.check_sync import check_lost_workers, check_sync
+from allstep.train.config.check_sync import check_sync
 from allstep.train.config.initial_weights import initial_weights
 from allstep.train.config.num_workers import count_gpus
 from allstep.train.config.number_types import Shares
@@ -72,7 +72,6 @@ def check_elastic(config: RunConfig, num_workers: int, sizes: Iterable[int]) -> 
     numbers in `sizes` later.
     """
     resolved = config.resolved(num_workers)
-    check_lost_workers(resolved)
     for size in sizes:
         try:
             _ghost_divides(resolved, size)

@@ -45,7 +45,7 @@ def synchronous(config: ResolvedConfig) -> ResolvedConfig:
     return config.model_copy(update={"sync": SyncConfig()})
 
 
-def check_lost_workers(config: ResolvedConfig) -> None:
+def check_replacements(config: RunConfig) -> None:
     """Raise ConfigError if the mode cannot be trained in an elastic run with replacements."""
     if not config.sync.mode.has_equal_steps:
         raise ConfigError(
