@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_an_error(overrides: list[str], sentence: str) -> N
 
 
 def test_replacements_and_wrong_numbers_are_errors() -> None:
-    with pytest.raises(ConfigError, match="sync=async is not available in an elastic run yet"):
+    with pytest.raises(ConfigError, match="sync=async: lost workers cannot be replaced yet"):
         check_replacements(read_config("digits", ["sync=async"]))
     # Fewer workers are possible.
     check_elastic(read_config("digits", ["sync=async"]), 2, [1, 2])

@@ -49,8 +49,9 @@ def check_replacements(config: RunConfig) -> None:
     """Raise ConfigError if the mode cannot be trained in an elastic run with replacements."""
     if not config.sync.mode.has_equal_steps:
         raise ConfigError(
-            f"sync={config.sync.name} is not available in an elastic run yet: omit --min-workers"
-            " (--min-np of `allstep run`), or set sync=allreduce or sync=server"
+            f"sync={config.sync.name}: lost workers cannot be replaced yet, and the run continues"
+            " without them anyway: omit --min-workers (--min-np of `allstep run`), or set"
+            " sync=allreduce"
         )
 
 
