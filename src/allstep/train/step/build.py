@@ -151,9 +151,14 @@ def shares_weights(
 ) -> bool:
     """Return whether the workers of a host share one copy of the weights.
 
-    In an elastic run only if requested, because each update then makes an undo copy; a world of one
-    worker shares nothing, but the next one may be larger.
+    With `sync=server` they do, since the owner of a slice is its server. In an elastic run only if
+    requested, because each update then makes an undo copy; a world of one worker shares nothing,
+    but the next one may be larger.
     """
+    if config.sync.mode.name == "server":
+        return world.size > 1 or is_elastic
+    if not config.sync.mode.has_equal_steps:
+        return False
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
             "share_weights=true and precision=float16 exclude each other: float16 needs whole"
@@ -204,10 +209,13 @@ def distribute(
     return made
 
 
-def attach(optimizer: ReplicatedOptimizer, world: World) -> None:
-    """Let a distributed optimizer reduce over the ranks of another world of an elastic run."""
+def attach(optimizer: ReplicatedOptimizer, world: World, reduces: bool = True) -> None:
+    """Let a distributed optimizer reduce over the ranks of another world of an elastic run.
+
+    Without `reduces` each rank's gradients are its own.
+    """
     # Not counted, because a worker that joins has made fewer optimizers than the others.
-    optimizer.attach(f"train/generation {world.generation}", world.size)
+    optimizer.attach(f"train/generation {world.generation}", world.size if reduces else 1)
     at_shutdown(optimizer.close)
 
 
