@@ -343,6 +343,7 @@ class Simulation:
         """End a job that hangs by itself: a member is stuck, and no other one has noticed."""
         assert not self._has_given_up, "the roster does not end after a signal"
         assert self.roster.stage in (Stage.RUNNING, Stage.FINISHING), "the roster waits forever"
+        assert self.members() or self.roster.stage is Stage.FINISHING, "no member is left"
         self._has_given_up = True
         self.later(1.0, lambda: self.report(HostsSignaled(self.now, signal.SIGTERM)))
 

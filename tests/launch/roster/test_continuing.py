@@ -115,6 +115,14 @@ def test_without_any_worker_the_run_has_failed() -> None:
     assert code == 137 and "rank 1 on a failed first" in text
 
 
+def test_the_last_worker_may_fail_in_a_generation_that_was_ended() -> None:
+    """As a script without `rejoin` does at its next collective."""
+    run = scenario("a:2", num=2).running(2, steps=0)
+    assert of_type(run.exits(2.0, 1), EndGeneration)
+    code, text = finished(run.exits(3.0, 0, 1))
+    assert code == 137 and "rank 1 on a failed first" in text
+
+
 def test_a_lost_host_is_one_loss() -> None:
     run = scenario().running()
     report, notice = run.at(9.0, HostLost(9.0, "a", "no sign of life for 10 s"))

@@ -149,16 +149,14 @@ class ElasticState:
         if self.plan is None or self.stopping is not None:
             return
         self.give_reason(reason, is_cause=is_cause)
-        if self.has_ended:
-            return
-        self.has_ended, self.since = True, at
-        self.actions.append(EndGeneration(self.plan.generation, reason))
-        if self.stage is Stage.FINISHING:
-            return
+        if not self.has_ended:
+            self.has_ended, self.since = True, at
+            self.actions.append(EndGeneration(self.plan.generation, reason))
         # Without a member that waits for the others, they need not leave in time (`continuing`).
         must_leave = self.policy.replaces or self.workers.having(Phase.READY)
-        if must_leave or not self.workers.having(Phase.MEMBER):
-            self.stage = Stage.ENDED
+        is_over = must_leave or not self.workers.having(Phase.MEMBER)
+        if is_over and self.stage in (Stage.RUNNING, Stage.CHANGING):
+            self.stage, self.since = Stage.ENDED, at
 
     def give_reason(self, reason: str, *, is_cause: bool = True) -> None:
         """Record why the current generation is over; the first cause counts."""
