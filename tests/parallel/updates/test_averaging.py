@@ -1,7 +1,6 @@
 """Averaging of weights: against a serial model of the parties, and what a checkpoint must hold."""
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
-from allstep.parallel.updates import Averaging, EveryRank, OuterStep, Update
+from allstep.parallel.updates import Averaging, OuterStep, Update
 from support.default_group import joined
 from support.local_steps import serial_model
 from support.ranks import Ranks

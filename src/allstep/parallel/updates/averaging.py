@@ -32,7 +32,7 @@ from torch import Tensor
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.parallel.exchange import Named, Owners
 from allstep.parallel.updates.flat_tensors import FlatTensors, broadcast, signature_of
-from allstep.parallel.updates.outer_step import OuterStep
+from allstep.parallel.updates.outer_step import PLAIN, OuterStep
 from allstep.parallel.updates.party_states import OUTER, gather, num_parties, taken
 from allstep.parallel.updates.update import Replica
 
@@ -50,7 +50,7 @@ class Averaging:
     def __init__(
         self,
         every: int = 0,
-        outer: OuterStep = OuterStep(),  # noqa: B008
+        outer: OuterStep = PLAIN,
         also: Callable[[], Sequence[Named]] = list,
         *,
         is_on: bool = True,
@@ -107,7 +107,8 @@ class Averaging:
         """End the round: average the weights. All ranks call it together."""
         if self.is_on:
             self._begin(optimizer)
-            optimizer._begin_step()
+            if optimizer._reduces:
+                optimizer._begin_step()
             self._average()
 
     def participate(self, optimizer: Replica) -> None:
@@ -123,7 +124,8 @@ class Averaging:
         """Make weights equal on all ranks, unless a round has begun."""
         common = self._common
         if common is None or self._is_loaded or not common.fits(self._named(optimizer)):
-            optimizer._begin_step()
+            if optimizer._reduces:
+                optimizer._begin_step()
             self._prepare(optimizer)
 
     def _named(self, optimizer: Replica) -> tuple[Sequence[Named], Sequence[Named]]:

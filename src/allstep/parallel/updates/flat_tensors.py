@@ -112,7 +112,9 @@ class FlatTensors:
         """
         self.read()
         for flat, old in zip(self.flats, before, strict=True):
-            torch.sub(old, flat, out=flat)
+            # A mask may hold infinities, whose difference is NaN.
+            same = old == flat
+            torch.sub(old, flat, out=flat).masked_fill_(same, 0.0)
         self._sum_scaled(share)
         return self.flats
 

@@ -18,6 +18,7 @@ defaults that were measured (docs/servers.md).
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -34,3 +35,11 @@ class OuterStep:
             return
         velocity.mul_(self.momentum).add_(difference)
         weights.sub_(difference, alpha=self.lr).sub_(velocity, alpha=self.lr * self.momentum)
+
+
+PLAIN = OuterStep()
+
+
+def chosen(optimizer: Optimizer, every: int) -> OuterStep:
+    """Return the default outer step of an inner optimizer, for averages every `every` steps."""
+    return OuterStep(0.7, 0.5)
