@@ -214,11 +214,12 @@ def work_until(overrides: list[str], out: Path, stop_at: int | None, is_due: boo
     """
     from allstep.train.health.stop_request import Stopping
     from allstep.train.run import loop
+    from allstep.train.run.rounds import each_step
     from allstep.train.run.train_request import TrainRequest
     from allstep.train.run.worker import work
 
     reached = []
-    original = loop.reduce_step, loop.Stopping
+    original = each_step.reduce_step, loop.Stopping
 
     def noted(trainer: Any, batch: Any, num_samples: int, clock: Any) -> Any:
         if stop_at is not None and batch.position + num_samples >= stop_at:
@@ -233,12 +234,12 @@ def work_until(overrides: list[str], out: Path, stop_at: int | None, is_due: boo
         def must_leave(self) -> bool:
             return bool(reached) and is_due
 
-    loop.reduce_step, loop.Stopping = noted, StopThere  # type: ignore[misc]
+    each_step.reduce_step, loop.Stopping = noted, StopThere  # type: ignore[misc]
     try:
         source, *keys = overrides
         work(TrainRequest(source, keys, out=out, resume=True))
     finally:
-        loop.reduce_step, loop.Stopping = original  # type: ignore[misc]
+        each_step.reduce_step, loop.Stopping = original  # type: ignore[misc]
 
 
 # Comparisons

@@ -12,6 +12,7 @@ from allstep.data.augment.parse import check_mix, spelled
 from allstep.data.order import check_weights, lengths
 from allstep.errors import ConfigError
 from allstep.models.by_name import check_name, check_options
+from allstep.train.config.check_sync import check_lost_workers, check_sync
 from allstep.train.config.initial_weights import initial_weights
 from allstep.train.config.num_workers import count_gpus
 from allstep.train.config.number_types import Shares
@@ -38,7 +39,7 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
     if config.batch_per_worker is not None and num_workers is None:
         return
     resolved = config.resolved(num_workers or 1)
-    for check_resolved in (_ghost, _check_micro_batches, _schedule, _growth):
+    for check_resolved in (_ghost, _check_micro_batches, _schedule, _growth, check_sync):
         check_resolved(resolved)
     if num_workers is not None:
         _shares(resolved, num_workers)
@@ -71,6 +72,7 @@ def check_elastic(config: RunConfig, num_workers: int, sizes: Iterable[int]) -> 
     numbers in `sizes` later.
     """
     resolved = config.resolved(num_workers)
+    check_lost_workers(resolved)
     for size in sizes:
         try:
             _ghost_divides(resolved, size)

@@ -29,6 +29,7 @@ from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.train.checkpoint.restore import averaged_weights, load_optimizer, load_weights
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.check_config import notes
+from allstep.train.config.check_sync import check_hosts
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.checkpoint_state import check_batch
 from allstep.train.health.divergence import LossWatch
@@ -70,6 +71,7 @@ def make_job(
     `snapshot` the run resumes from it. `worker` is the number of this worker in an elastic run,
     None in a fixed world.
     """
+    agree.everyone(world, lambda: check_hosts(config, world))
     splits = _data_on_every_host(config, world)
     device = build.make_device(config)
     loaders = make_loaders(config, splits, world, out, device, worker)

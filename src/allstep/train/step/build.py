@@ -151,9 +151,12 @@ def shares_weights(
 ) -> bool:
     """Return whether the workers of a host share one copy of the weights.
 
-    In an elastic run only if requested, because each update then makes an undo copy; a world of one
-    worker shares nothing, but the next one may be larger.
+    With `sync=server` they do, since the owner of a slice is its server. In an elastic run only if
+    requested, because each update then makes an undo copy; a world of one worker shares nothing,
+    but the next one may be larger.
     """
+    if config.sync.mode.name == "server":
+        return world.size > 1 or is_elastic
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
             "share_weights=true and precision=float16 exclude each other: float16 needs whole"

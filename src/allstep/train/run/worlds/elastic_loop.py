@@ -12,6 +12,7 @@ from allstep.train.run.adapt_shares import report_new_world
 from allstep.train.run.duties import Duties
 from allstep.train.run.loop import Run
 from allstep.train.run.placed_job import Job
+from allstep.train.run.rounds.due import evaluates
 from allstep.train.run.worlds.changes import Changes, LeaveWorld
 
 
@@ -32,12 +33,12 @@ class ElasticLoop(Run):
         return 2 * progress.updates + (progress.owes is None)
 
     def interrupt(self) -> None:
-        """Undo the step in progress: the state is that of the last commit."""
-        progress = self.job.progress
-        self.job.after_step.statistics.restore()
-        self.batches.close()
+        """Undo the round in progress: the state is that of the last commit."""
+        job, progress = self.job, self.job.progress
+        self.round.undo()
+        self.round.close()
         # An evaluation needs the other ranks, the rest does not.
-        if progress.owes is not None and not self._evaluates(progress.owes):
+        if progress.owes is not None and not evaluates(job, progress.owes, progress.samples):
             self._settle(progress.owes)
         self.training_seconds += sum(self.clock.seconds.values())
 
