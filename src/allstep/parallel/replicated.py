@@ -176,6 +176,11 @@ class ReplicatedOptimizer(Optimizer):
         self._reduced = self._synchronized = False
 
     @property
+    def replica_update(self) -> Update:
+        """Which rank changes which weights."""
+        return self._replica_update
+
+    @property
     def owners(self) -> Owners | None:
         """The exchange that knows the owners of weights; None if every rank updates all weights."""
         return self._replica_update.owners(self)

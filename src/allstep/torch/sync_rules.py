@@ -25,7 +25,7 @@ from allstep.errors import ConfigError
 from allstep.parallel.exchange import Named
 from allstep.parallel.sync_mode import SyncMode, sync_mode
 from allstep.parallel.updates import Averaging
-from allstep.parallel.updates.outer_step import PLAIN, chosen
+from allstep.parallel.updates.outer_step import outer_step
 from allstep.torch.mpi_ops import Average
 
 _VARIABLE = "ALLSTEP_SYNC"
@@ -75,7 +75,7 @@ def averaging(
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(f"sync={mode} does not work with LBFGS; use sync=allreduce")
-    outer = chosen(optimizer, mode.number) if mode.name == "diloco" else PLAIN
+    outer = outer_step(optimizer, mode)
     module = _module_of(named_parameters)
     return Averaging(mode.number, outer, list if module is None else partial(_others, module))
 

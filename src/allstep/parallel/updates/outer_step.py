@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.optim import Optimizer
 
+from allstep.parallel.sync_mode import SyncMode
+
 
 @dataclass(frozen=True)
 class OuterStep:
@@ -40,6 +42,21 @@ class OuterStep:
 PLAIN = OuterStep()
 
 
-def chosen(optimizer: Optimizer, every: int) -> OuterStep:
-    """Return the default outer step of an inner optimizer, for averages every `every` steps."""
+def outer_step(
+    optimizer: Optimizer, mode: SyncMode, lr: float | None = None, momentum: float | None = None
+) -> OuterStep:
+    """Return the outer step of a mode that averages weights: plain for `local`.
+
+    `optimizer`: the inner one, from which the defaults of `diloco` follow, with H. `lr`,
+    `momentum`: settings that the user made.
+    """
+    if mode.name != "diloco":
+        return PLAIN
+    usual = _usual(optimizer, mode.number)
+    return OuterStep(
+        usual.lr if lr is None else lr, usual.momentum if momentum is None else momentum
+    )
+
+
+def _usual(optimizer: Optimizer, every: int) -> OuterStep:
     return OuterStep(0.7, 0.5)

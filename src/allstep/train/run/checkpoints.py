@@ -84,15 +84,25 @@ class Checkpoints:
             raise AllstepError(f"the last state is not saved: {problem}; {self._way_on()}")
 
     def are_due(self) -> bool:
-        """Return whether `save.seconds` have passed since the last checkpoint."""
+        """Return whether `save.seconds` have passed since the last checkpoint.
+
+        Where each rank has optimizer state of its own, all ranks save together, and rank 0's time
+        counts. A collective then.
+        """
         seconds = self.job.config.save.seconds
-        return seconds is not None and time.monotonic() - self._last >= seconds
+        if seconds is None:
+            return False
+        is_due = time.monotonic() - self._last >= seconds
+        if not self.job.trainer.optimizer.state_is_per_rank:
+            return is_due
+        return agree.rank_0_decides(self.job.world, lambda: is_due)
 
     def save(self, best: bool = False) -> None:
         """Start a checkpoint: rank 0 copies its tensors, and its thread writes them.
 
         `best` marks it as the best so far.
         """
+        self.job.trainer.optimizer.gather_state()
         self._last, self._requested = time.monotonic(), self.job.progress.samples
         if faults.active is not None:
             faults.active.at_commit()
@@ -123,6 +133,8 @@ class Checkpoints:
         `what` states for the error message what the run did so far.
         """
         self.close()
+        if self.job.progress.samples != self._requested:
+            self.job.trainer.optimizer.gather_state()
         problem = agree.rank_0_decides(self.job.world, self._missing)
         self.report()
         if problem:

@@ -92,7 +92,13 @@ def make_job(
         world, lambda: build.shares_weights(config, world, made.model, device, is_elastic)
     )
     replicated = build.distribute(
-        made.model, optimizer, world, config.accumulation, share, is_elastic
+        made.model,
+        optimizer,
+        world,
+        config.accumulation,
+        share,
+        is_elastic,
+        build.make_averaging(config, made.model, optimizer),
     )
     job = Job(
         config=config,
