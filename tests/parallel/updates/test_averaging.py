@@ -1,6 +1,8 @@
 """Averaging of weights: against a serial model of the parties, and what a checkpoint must hold."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
-from allstep.parallel.updates import Averaging, OuterStep, Update
+from allstep.parallel.updates import Averaging, EveryRank, OuterStep, Update
+from allstep.parallel.updates.party_states import taken
 from support.default_group import joined
 from support.local_steps import serial_model
 from support.ranks import Ranks
@@ -100,3 +103,127 @@ def test_local_and_diloco_are_the_serial_model(
     for other in others:
         for ours, theirs in zip(first, other, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+class OneSided(nn.Module):
+    """Only rank 1 uses `second`; no rank uses `third`. The weights of `short` are bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(6, 1) for _ in range(3))
+        self.short = nn.Linear(6, 1).bfloat16()
+
+    def forward(self, data: Tensor, rank: int) -> Tensor:
+        found: Tensor = self.first(data) + self.short(data.bfloat16()).float()
+        return found + self.second(data) if rank == 1 else found
+
+
+def unused_and_half(rank: int, size: int) -> None:
+    """Parameters without gradient are averaged; what no rank changed keeps its bits."""
+    torch.manual_seed(0)
+    net = OneSided()
+    before = copy.deepcopy(net)
+    optimizer = made(net, "momentum", Averaging(2), size, "unused")
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.ones(2, 6) * (rank + 1), rank).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(net.third.weight, before.third.weight)
+    assert not torch.equal(net.second.weight, before.second.weight)
+    for parameter in net.parameters():
+        everywhere = [torch.empty_like(parameter) for _ in range(size)]
+        dist.all_gather(everywhere, parameter.detach())
+        assert all(torch.equal(everywhere[0], each) for each in everywhere)
+    optimizer.close()
+
+
+def each_step_is_allreduce(rank: int, size: int) -> None:
+    """With SGD, which is linear, the mean after each step is the step on the mean gradient."""
+    ends = []
+    for number, update in enumerate((Averaging(1), EveryRank(), Averaging(1, is_on=False))):
+        net = network()
+        optimizer = made(net, "momentum", update, size, f"each step {number}")
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(10 * step + rank)
+            data = torch.randn(4, 6, dtype=torch.float64, generator=generator)
+            one_step(net, optimizer, data, data.sum(1, keepdim=True).sin())
+        ends.append([p.detach().clone() for p in net.parameters()])
+        optimizer.close()
+    averaged, reduced, off = ends
+    for ours, theirs in zip(averaged, reduced, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(a, b) for a, b in zip(off, reduced, strict=True))
+
+
+def states_of_all(rank: int, size: int) -> None:
+    """Each rank gets its own state back; another number of ranks gets the mean of all."""
+    net = network()
+    optimizer = made(net, "adamw", Averaging(EVERY), size, "states")
+    for step in shares(size, torch.float64, EVERY):
+        one_step(net, optimizer, *step[rank])
+    optimizer.gather_state()
+    inner = [dict(optimizer.state[p]) for p in net.parameters() if p.requires_grad]
+    saved = [optimizer.state_dict()["state"][number] for number in range(len(inner))]
+    box: list[Any] = [saved]
+    dist.broadcast_object_list(box, 0)
+    means = [[torch.empty_like(each["exp_avg"]) for _ in range(size)] for each in inner]
+    for mean, each in zip(means, inner, strict=True):
+        dist.all_gather(mean, each["exp_avg"])
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    for p, entries, own, mean in zip(parameters, box[0], inner, means, strict=True):
+        mine = taken(entries, p, rank, size, size)
+        assert mine.keys() == own.keys()
+        assert all(torch.equal(mine[key], own[key]) for key in own), own.keys()
+        other = taken(entries, p, 0, size + 1, size)
+        torch.testing.assert_close(other["exp_avg"], torch.stack(mean).mean(0))
+    optimizer.close()
+
+
+def bytes_of_diloco(rank: int, size: int) -> None:
+    """Of 32 steps with gradients, and of 32 steps with one average."""
+    counts = {}
+    group: Any = dist.distributed_c10d._get_default_group()
+    for name, update in (("diloco", Averaging(32, OUTER["diloco"])), ("allreduce", EveryRank())):
+        net = nn.Linear(300, 300)
+        optimizer = made(net, "adamw", update, size, f"bytes {name}")
+        data = torch.randn(4, 300)
+        one_step(net, optimizer, data, data)  # agrees on the order of the parameters
+        with counted(group) as counts[name]:
+            for _ in range(32):
+                one_step(net, optimizer, data, data)
+        optimizer.close()
+    assert 0 < sum(counts["diloco"]) <= sum(counts["allreduce"]) / 30
+
+
+@contextmanager
+def counted(group: Any) -> Iterator[list[int]]:
+    """Collect the bytes of each reduction of a group."""
+    found: list[int] = []
+    reduce, scaled = group.allreduce, group.sum_scaled
+
+    def allreduce(tensors: list[Tensor], *args: Any, **options: Any) -> Any:
+        found.append(tensors[0].nbytes)
+        return reduce(tensors, *args, **options)
+
+    def sum_scaled(tensor: Tensor, scale: float) -> None:
+        found.append(tensor.nbytes)
+        scaled(tensor, scale)
+
+    group.allreduce, group.sum_scaled = allreduce, sum_scaled
+    try:
+        yield found
+    finally:
+        del group.allreduce, group.sum_scaled
+
+
+CHECKS = (unused_and_half, each_step_is_allreduce, states_of_all, bytes_of_diloco)
+
+
+def run_all() -> None:
+    with joined() as (rank, size):
+        for check in CHECKS:
+            check(rank, size)
+
+
+def test_what_an_average_holds(ranks: Ranks) -> None:
+    ranks(3, run_all)

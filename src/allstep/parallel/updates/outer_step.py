@@ -11,8 +11,8 @@ averaging (local SGD) is the outer step with lr 1 and momentum 0: weights = comm
 parameter that no party changed has d = 0 and keeps its bits.
 
 In the long run momentum m multiplies the distance by 1 / (1 - m): the papers' 0.7 and 0.9 move 7
-times as far as the parties did. That suits AdamW inside and hundreds of steps. `chosen` returns
-defaults that were measured (docs/servers.md).
+times as far as the parties did. That suits AdamW inside and many steps. The defaults were measured
+by inner optimizer and H (docs/servers.md).
 """
 
 from dataclasses import dataclass
@@ -41,6 +41,11 @@ class OuterStep:
 
 PLAIN = OuterStep()
 
+# Outer momentum for few steps between two averages, and for at least `_MANY`.
+_MANY = 16
+_MOMENTUM = (0.5, 0.7)
+_ADAPTIVE = (0.7, 0.9)
+
 
 def outer_step(
     optimizer: Optimizer, mode: SyncMode, lr: float | None = None, momentum: float | None = None
@@ -59,4 +64,11 @@ def outer_step(
 
 
 def _usual(optimizer: Optimizer, every: int) -> OuterStep:
-    return OuterStep(0.7, 0.5)
+    """Return the defaults for an inner optimizer and steps between two averages.
+
+    An inner momentum and the outer one multiply the distance, the more so with few steps between
+    two averages; Adam's steps do not grow with its momentum.
+    """
+    is_adaptive = all("betas" in group for group in optimizer.param_groups)
+    momentum = _ADAPTIVE if is_adaptive else _MOMENTUM
+    return OuterStep(0.7, momentum[every >= _MANY])
