@@ -118,6 +118,7 @@ def make_job(
         notes=[
             *splits.notes,
             *made.notes,
+            *build.outer_note(replicated),
             *filter(None, [note(config)]),
             *notes(config, world.size, num_train),
         ],

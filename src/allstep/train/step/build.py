@@ -24,7 +24,7 @@ from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
 from allstep.parallel.updates import Averaging, ByOwners
-from allstep.parallel.updates.outer_step import outer_step
+from allstep.parallel.updates.outer_step import PLAIN, outer_step
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.step.learning_rate import peak_lr
 from allstep.world import World
@@ -229,6 +229,15 @@ def make_averaging(
         return [Named(*each) for each in named if not each[1].requires_grad]
 
     return Averaging(outer=outer, also=frozen, is_on=not mode.from_epoch)
+
+
+def outer_note(optimizer: ReplicatedOptimizer) -> list[str]:
+    """Return a note on the outer step of `sync=diloco:H`; none in other modes."""
+    update = optimizer.replica_update
+    if not isinstance(update, Averaging) or update.outer == PLAIN:
+        return []
+    outer = update.outer
+    return [f"outer step of DiLoCo: lr {outer.lr:g}, Nesterov momentum {outer.momentum:g}"]
 
 
 def attach(optimizer: ReplicatedOptimizer, world: World) -> None:
