@@ -4,7 +4,7 @@
 {"kind": "start", "time": 1767225600.0, "version": ..., "config": {...}, "world": {...}, ...}
 {"kind": "step", "time": ..., "samples": 1280, "loss": 0.9, "lr": 0.1, "seconds": 0.2, ...}
 {"kind": "eval", "time": ..., "part": "validation", "samples": 55000, "accuracy": 0.86, ...}
-{"kind": "checkpoint" | "event" | "end", ...}
+{"kind": "sync" | "checkpoint" | "event" | "end", ...}
 ```
 
 One process writes (rank 0); any number may read, also during the run: each line is passed to the
@@ -49,7 +49,7 @@ overflow."""
 _LAST_DAY = 1e11
 # Bytes at the end of a record in which the last time is searched.
 _TAIL = 1 << 16
-KINDS = ("start", "step", "eval", "checkpoint", "event", "end")
+KINDS = ("start", "step", "eval", "checkpoint", "event", "end", "sync")
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class RunRecord:
     checkpoints: tuple[Fields, ...] = ()
     events: tuple[Fields, ...] = ()
     ends: tuple[Fields, ...] = ()
+    syncs: tuple[Fields, ...] = ()
 
     @property
     def start(self) -> Fields:
@@ -74,8 +75,7 @@ class RunRecord:
     @property
     def times(self) -> list[float]:
         """Return the times of all lines, kind by kind."""
-        every = (self.starts, self.steps, self.evals, self.checkpoints, self.events, self.ends)
-        return [line["time"] for lines in every for line in lines]
+        return [line["time"] for each in fields(self) for line in getattr(self, each.name)]
 
     @property
     def end(self) -> Fields | None:
@@ -117,6 +117,10 @@ class RunLog:
         end).
         """
         self._write("eval", fields)
+
+    def sync(self, **fields: Any) -> None:
+        """Write a synchronization point of asynchronous training: versions, figures by party."""
+        self._write("sync", fields)
 
     def checkpoint(self, **fields: Any) -> None:
         """Write that a checkpoint was saved."""

@@ -11,6 +11,7 @@ from allstep.cli.doctor import doctor
 from allstep.cli.eval import eval_
 from allstep.cli.horovod.path import horovod_path
 from allstep.cli.predict import predict
+from allstep.cli.replay import replay
 from allstep.cli.report import report
 from allstep.cli.run import run
 from allstep.cli.shortage import check_memory
@@ -27,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_NEED_TORCH = ("train", "verify", "eval", "predict", "study")
+_NEED_TORCH = ("train", "verify", "replay", "eval", "predict", "study")
 
 
 def _version(asked: bool) -> None:
@@ -55,6 +56,7 @@ def _root(
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(train)
 app.command()(verify)
+app.command()(replay)
 app.command()(report)
 app.command()(predict)
 app.command("eval")(eval_)

@@ -25,7 +25,7 @@ _BLOCK = 4096
 
 
 class ClaimedSamples:
-    """The numbers of the samples at positions of a run over `reader.n` samples, read by any rank."""
+    """The numbers of the samples at positions of a run, whichever rank reads them."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = Reader(reader.n, reader.seed)

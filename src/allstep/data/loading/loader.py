@@ -200,7 +200,7 @@ class Loader:
                 yield batch
                 del batch
 
-    def claimed(self, claims: Iterable[tuple[int, int]], largest: int) -> Iterator[Batch]:
+    def claimed(self, claims: Iterable[tuple[int, int]], largest: int) -> Generator[Batch]:
         """Yield a batch for each of `claims`, whichever rank this is; `largest` is their most.
 
         A claim is a start and a number of samples at positions of the run, within one epoch. Claims

@@ -17,7 +17,7 @@ on all slices, and a pull returns a value between two updates. Only a kill in th
 makes slices differ in their number of updates.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -143,12 +143,20 @@ class Slice:
     def acquire(self, caller: Caller, call: str) -> None:
         """Lock it; count an update that its last holder left unfinished. `call`: for reports."""
         if not self._lock.acquire():
-            self._acquire_slowly(caller.begin_wait(f"{call} of key {self._key!r}"))
+            self._acquire_slowly(caller.begin_wait(self._text(call)))
         numbers = self.numbers
-        numbers[_HOLDER] = caller.rank
         if numbers[_VERSION] & 1:
-            numbers[_TORN] += 1
-            numbers[_VERSION] += 1
+            self._repair(numbers[_HOLDER])
+        numbers[_HOLDER] = caller.rank
+
+    def _repair(self, holder: int) -> None:
+        """Count an update that its last holder left unfinished."""
+        self.numbers[_TORN] += 1
+        self.numbers[_VERSION] += 1
+
+    def _text(self, call: str) -> str:
+        """Return the description of a call, for reports."""
+        return f"{call} of key {self._key!r}"
 
     def _acquire_slowly(self, waiting: BoundedWait | None) -> None:
         while not self._lock.acquire(_TRY):
@@ -237,10 +245,16 @@ class Admission(Protocol):
         """Wait for that worker, without a lock."""
 
 
+class Cut(Protocol):
+    """A value in slices, such as a key."""
+
+    slices: Sequence[Slice]
+
+
 def in_turn(
-    stored: StoredKey, caller: Caller, call: str, admission: Admission | None = None
-) -> Iterator[Slice]:
-    """Yield each slice of a key, locked; lock the next one before the last one is unlocked.
+    stored: Cut, caller: Caller, call: str, admission: Admission | None = None
+) -> Generator[Slice]:
+    """Yield each slice of a value, locked; lock the next one before the last one is unlocked.
 
     call: what the caller does, for reports. admission: may delay the beginning.
     """

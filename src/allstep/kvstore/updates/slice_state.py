@@ -10,7 +10,7 @@ settings and on the slice's shape, not on its values: a step on zeros shows them
 Plain numbers among them are kept as float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,8 @@ from allstep.errors import UserError
 from allstep.kvstore.memory.key_memory import aligned, short, tensor_in
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
 
-_NUMBERS = {"bool": bool, "int": int, "float": float}
+NUMBERS = {"bool": bool, "int": int, "float": float}
+"""The plain numbers that an optimizer may keep, by the name of their type."""
 
 
 class StateEntry(NamedTuple):
@@ -52,19 +53,24 @@ def entries_for(
             f"set_optimizer: {chosen.cls.__name__} cannot update a value of {short(dtype)}"
             f" {list(shape)}: {type(error).__name__}: {error}"
         ) from error
-    values = optimizer.state.get(parameter, {})
-    return tuple(_entry(chosen, name, value) for name, value in values.items() if value is not None)
+    return state_entries(chosen.cls.__name__, optimizer.state.get(parameter, {}))
 
 
-def _entry(chosen: OptimizerClass, name: str, value: Any) -> StateEntry:
+def state_entries(optimizer: str, values: Mapping[str, Any]) -> tuple[StateEntry, ...]:
+    """Return what an optimizer keeps for a parameter, after a step. optimizer: its name."""
+    return tuple(
+        _entry(optimizer, name, value) for name, value in values.items() if value is not None
+    )
+
+
+def _entry(optimizer: str, name: str, value: Any) -> StateEntry:
     if isinstance(value, Tensor):
         return StateEntry(name, "tensor", value.dtype, tuple(value.shape))
     kind = type(value).__name__
-    if kind in _NUMBERS:
+    if kind in NUMBERS:
         return StateEntry(name, kind, torch.float64, ())
     raise UserError(
-        f"set_optimizer: {chosen.cls.__name__} keeps {name!r}, a {kind}; a store shares tensors and"
-        " plain numbers only"
+        f"{optimizer} keeps {name!r}, a {kind}; a store shares tensors and plain numbers only"
     )
 
 
@@ -87,7 +93,7 @@ class SliceState:
         for name, view in self._tensors:
             values[name] = view
         for entry, view in self._numbers:
-            values[entry.name] = _NUMBERS[entry.kind](view.item())
+            values[entry.name] = NUMBERS[entry.kind](view.item())
 
     def keep(self, values: dict[str, Any]) -> None:
         """Copy what the optimizer has created or replaced to the shared memory."""

@@ -24,7 +24,7 @@ from torch import nn
 from allstep import comm
 from allstep.comm.group import agree
 from allstep.data import Batch, Loader
-from allstep.errors import AllstepError
+from allstep.errors import AllstepError, PeerLost
 from allstep.train.checkpoint.saver import first_not_finite
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.run_config import RunConfig
@@ -38,7 +38,7 @@ from allstep.train.run.finish import chosen_model, training_score
 from allstep.train.run.opening_event import opening
 from allstep.train.run.placed_job import Job
 from allstep.train.run.progress import Paused, crossed
-from allstep.train.run.progress_event import finite, progress_event
+from allstep.train.run.progress_event import Told, finite, progress_event
 from allstep.train.run.rounds.choose import make_round
 from allstep.train.run.rounds.due import evaluates, saves
 from allstep.train.run.rounds.round import Surroundings
@@ -106,15 +106,23 @@ class Run:
     def _start_world(self) -> None:
         """Set what belongs to one world; an elastic run calls it again in each further one."""
         job = self.job
-        self.clock, self.since_log = Clock(), job.trainer.task.tally()
+        self.clock, self.since_log, self.told = Clock(), job.trainer.task.tally(), Told()
         self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
         # A rank that joins has none, and all ranks must evaluate together.
         self.validation: Score | None = None
         self.has_stepped = False
-        self.round = make_round(
-            Surroundings(
-                job, self.clock, self.stopping, self.callbacks, lambda: self._must_leave_world()
-            )
+        self.round = make_round(self._surroundings())
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            self.job,
+            self.clock,
+            self.stopping,
+            self.callbacks,
+            self.told,
+            must_leave_world=lambda: self._must_leave_world(),
+            is_save_due=lambda: self.checkpoints.are_due(),
+            has_pushed=lambda count: self._note_push(count),
         )
 
     # Training
@@ -140,6 +148,9 @@ class Run:
             self._note(agreed.outcome, agreed.last, agreed.updates)
             progress.owes, progress.samples = before, agreed.position
             progress.updates += agreed.updates
+            if agreed.lost:
+                self._note_world(before)
+                raise PeerLost(agreed.lost, rank=self.job.world.rank)
             adapt_shares(self.job, agreed.outcome, self.callbacks)
             self._after_round(before, updates)
             if agreed.outcome.stop:
@@ -201,6 +212,9 @@ class Run:
     def _note_world(self, before: int) -> None:
         """Called after each round, which began at `before` samples, for elastic runs."""
 
+    def _note_push(self, count: int) -> None:
+        """Called after each update of this rank within a round, for elastic runs."""
+
     def _must_leave_world(self) -> bool:
         """Return whether the launcher asked this rank to leave its world, in an elastic run."""
         return False
@@ -227,11 +241,13 @@ class Run:
     def _log(self) -> None:
         """Send the callbacks a progress event on what all ranks did since the last one."""
         self.clock.lap("update")
-        event = progress_event(self.job, self.clock, self.since_log)
-        with self._aside("telling"):
-            self.callbacks.progress(event)
-        self.training_seconds += event.seconds
-        self.seconds_since_evaluation += event.seconds
+        seconds = sum(self.clock.seconds.values())
+        event = progress_event(self.job, self.clock, self.since_log, self.told)
+        if event is not None:
+            with self._aside("telling"):
+                self.callbacks.progress(event)
+        self.training_seconds += seconds
+        self.seconds_since_evaluation += seconds
         self.since_log = self.job.trainer.task.tally()
 
     def _evaluate(self) -> bool:

@@ -40,14 +40,14 @@ from allstep.train.precision.precision import Precision, dtype_of_weights
 from allstep.train.run.placed_job import Job, place
 from allstep.train.run.progress import RunProgress
 from allstep.train.score.evaluate import ToInput
-from allstep.train.step import build, sharing
+from allstep.train.step import build, pushing, sharing
 from allstep.train.step import execution as executions
 from allstep.train.step.batch_growth import Growth, grows, note
 from allstep.train.step.ema import Average
 from allstep.train.step.learning_rate import learning_rate
 from allstep.train.step.micro_batch import memory_of_worker, samples_at_once
 from allstep.train.step.precision_choice import SAMPLES, loss_in, settle, time_both
-from allstep.train.step.step import Trainer
+from allstep.train.step.step import Trainer, communicates
 from allstep.train.step.timing import Example, Trial
 from allstep.train.task.classification import Classification
 from allstep.train.task.task import Task
@@ -91,10 +91,14 @@ def make_job(
     share = agree.everyone(
         world, lambda: build.shares_weights(config, world, made.model, device, is_elastic)
     )
+    pushes = not config.sync.mode.has_equal_steps
+    if pushes:
+        agree.everyone(world, lambda: _check_pushes(config, made.model, device))
     replicated = build.distribute(
         made.model,
         optimizer,
-        world,
+        # Each party's gradients are its own.
+        World.alone() if pushes else world,
         config.accumulation,
         share,
         is_elastic,
@@ -125,6 +129,11 @@ def make_job(
     )
     place(job, world)
     return job
+
+
+def _check_pushes(config: ResolvedConfig, model: nn.Module, device: torch.device) -> None:
+    together = any(communicates(layer) for layer in model.modules())
+    pushing.check_pushes(config, device, layers_communicate=together)
 
 
 def _check_data(

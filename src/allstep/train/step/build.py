@@ -156,9 +156,10 @@ def shares_weights(
     requested, because each update then makes an undo copy; a world of one worker shares nothing,
     but the next one may be larger.
     """
-    if config.sync.mode.name == "server":
+    mode = config.sync.mode
+    if mode.name == "server":
         return world.size > 1 or is_elastic
-    if config.sync.mode.averages_weights:
+    if mode.averages_weights or not mode.has_equal_steps:
         return False
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
@@ -240,10 +241,13 @@ def outer_note(optimizer: ReplicatedOptimizer) -> list[str]:
     return [f"outer step of DiLoCo: lr {outer.lr:g}, Nesterov momentum {outer.momentum:g}"]
 
 
-def attach(optimizer: ReplicatedOptimizer, world: World) -> None:
-    """Let a distributed optimizer reduce over the ranks of another world of an elastic run."""
+def attach(optimizer: ReplicatedOptimizer, world: World, reduces: bool = True) -> None:
+    """Let a distributed optimizer reduce over the ranks of another world of an elastic run.
+
+    Without `reduces` each rank's gradients are its own.
+    """
     # Not counted, because a worker that joins has made fewer optimizers than the others.
-    optimizer.attach(f"train/generation {world.generation}", world.size)
+    optimizer.attach(f"train/generation {world.generation}", world.size if reduces else 1)
     at_shutdown(optimizer.close)
 
 

@@ -7,7 +7,7 @@ import time
 
 from allstep import faults
 from allstep.train.run.rounds.round import Agreement, Surroundings
-from allstep.train.run.rounds.share_stream import ShareStream
+from allstep.train.run.rounds.share_stream import ShareStream, raise_together
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import reduce_step, update_weights
 
@@ -45,7 +45,7 @@ class EachStep:
         outcome = job.after_step.exchange(report)
         clock.lap("wait")
         if outcome.failed:
-            self._shares.fail_together(error)
+            raise_together(job, error)
         # The commit: from here on no other rank is needed, except for weights that are shared.
         update_weights(job.trainer, batch.position, clock)
         job.after_step.statistics.keep()

@@ -17,6 +17,7 @@ from typing import Protocol
 from allstep.data import Batch
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.placed_job import Job
+from allstep.train.run.progress_event import Told
 from allstep.train.step.after_step import StepOutcome
 from allstep.train.step.step import Clock
 from allstep.train.watch.callback import Callback
@@ -26,15 +27,20 @@ from allstep.train.watch.callback import Callback
 class Surroundings:
     """What a round uses of its run, in one world.
 
-    `clock` receives the time of the phases. `must_leave_world` returns whether the launcher asked
-    this rank to leave its world.
+    `clock` receives the time of the phases, `told` what a long round has reported before its end.
+    `must_leave_world` returns whether the launcher asked this rank to leave its world,
+    `is_save_due` whether it is time for a checkpoint. `has_pushed` is called with the updates of
+    this rank within a round, for elastic runs.
     """
 
     job: Job
     clock: Clock
     stopping: Stopping
     callbacks: Callback
+    told: Told
     must_leave_world: Callable[[], bool]
+    is_save_due: Callable[[], bool]
+    has_pushed: Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class Agreement:
     """Updates of the weights in the round."""
     last: Batch
     """The last share of this rank, for a report on a loss that diverged."""
+    lost: str = ""
+    """The lost ranks and why, in a mode in which the others finish the round without them."""
 
 
 class Round(Protocol):

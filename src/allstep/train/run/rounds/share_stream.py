@@ -33,13 +33,14 @@ class ShareStream:
         except UserError as error:
             return job.empty_batch(), error
 
-    def fail_together(self, error: UserError | None) -> None:
-        """Raise the error of a rank on all ranks. A collective."""
-        agree.everyone(self._job.world, lambda: _raise(error))
-
     def close(self) -> None:
         """End the loop over the loader."""
         self._batches.close()
+
+
+def raise_together(job: Job, error: UserError | None) -> None:
+    """Raise the error of a rank on all ranks. A collective."""
+    agree.everyone(job.world, lambda: _raise(error))
 
 
 def _raise(error: UserError | None) -> None:

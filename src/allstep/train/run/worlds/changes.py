@@ -157,6 +157,11 @@ class Changes:
             gap = change.noticed + self._clock() - change.left_at
             self._add(change, lost, gap)
 
+    def note_push(self, commits: int) -> None:
+        """Record an update of this worker within a round."""
+        self._last_step = self._clock()
+        report_updates(commits)
+
     def note_step(self, commits: int, before: int, after: int) -> None:
         """Record a finished step, which moved the position from `before` to `after`."""
         self._last_step = self._clock()

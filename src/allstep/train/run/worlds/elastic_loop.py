@@ -81,6 +81,10 @@ class ElasticLoop(Run):
         self.report_change(self.changes.end_change())
         self.duties.remind()
 
+    def _note_push(self, count: int) -> None:
+        # Fewer than the commits at the end of the round.
+        self.changes.note_push(self.commits + count)
+
     def _must_leave_world(self) -> bool:
         return bool(requested_changes())
 

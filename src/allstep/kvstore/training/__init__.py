@@ -1,0 +1,42 @@
+"""Training on weights that the parties of a host share: `sync=async`, `stale`, `clock`, `lazy`.
+
+```
+push_update    PushUpdate: an optimizer's step is a push; share_model makes it
+shared_model   SharedModel: rounds, steps, synchronization points, lost parties
+replay         the same weights again, in one process, from the order log
+model_memory   the shared memory of a model
+model_copy     the newest weights and a party's own copy
+unit_updates   the optimizer on one unit at a time
+whole_state    the optimizer's state of whole parameters, cut to units
+gathering      small collectives of the living parties
+claims         samples that parties take from one counter
+admission      which push has to wait, by mode
+order_log      one entry for each push
+unit           the lock and version of a unit
+party_lines    what each party computes, and how far its push is
+layout         parameters in flat memory, cut into units
+options        settings
+corrections    learning rates and gradients of late pushes
+push           plain values: Claim, Push
+```
+
+A party is a worker of one host; servers between hosts are planned. Start with `shared_model`, then
+`claims`.
+"""
+
+from allstep.kvstore.training.options import Options
+from allstep.kvstore.training.push import Claim, Push
+from allstep.kvstore.training.push_update import PushUpdate, share_model
+from allstep.kvstore.training.replay import replay
+from allstep.kvstore.training.shared_model import SharedModel, SyncPoint
+
+__all__ = [
+    "Claim",
+    "Options",
+    "Push",
+    "PushUpdate",
+    "SharedModel",
+    "SyncPoint",
+    "replay",
+    "share_model",
+]
