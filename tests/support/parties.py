@@ -6,7 +6,7 @@ process. Gradients depend on weights and samples only.
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,18 +35,22 @@ EPOCH, BATCH = 60, 12
 class Small(nn.Module):
     """Two layers; with `width` 1200 the weights are three units of an elementwise optimizer.
 
-    One parameter is used by every second sample only, one never.
+    One parameter is never used; one in every second step, if `has_rare`.
     """
 
-    def __init__(self, width: int = 8) -> None:
+    def __init__(self, width: int = 8, has_rare: bool = True) -> None:
         super().__init__()
+        self.has_rare = has_rare
         self.first, self.second = nn.Linear(600, width), nn.Linear(width, 3)
         self.norm = nn.BatchNorm1d(width)
         self.rare, self.unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(7))
 
-    def forward(self, data: Tensor, is_rare: bool) -> Tensor:
-        out = self.second(torch.tanh(self.norm(self.first(data))))
-        return out * self.rare if is_rare else out
+    def forward(self, data: Tensor, is_used: bool) -> Tensor:
+        hidden = self.first(data)
+        # A single sample has no batch statistics.
+        hidden = self.norm(hidden) if len(data) > 1 else hidden
+        out = self.second(torch.tanh(hidden))
+        return out * self.rare if is_used else out
 
 
 def named(model: nn.Module) -> list[Named]:
@@ -68,8 +72,8 @@ def gradients(model: Small, claim: Claim) -> None:
     draws = torch.Generator().manual_seed(claim.start % EPOCH)
     data = torch.randn(claim.count, 600, generator=draws)
     target = torch.randint(3, (claim.count,), generator=draws)
-    is_rare = claim.start % 2 == 0
-    nn.functional.cross_entropy(model(data, is_rare), target).backward()
+    is_used = not model.has_rare or claim.start // 4 % 2 == 0
+    nn.functional.cross_entropy(model(data, is_used), target).backward()
 
 
 def lr(position: int) -> float:
@@ -86,12 +90,14 @@ class Party:
     width: int = 8
     sleeps: float = 0.0
     seed: int = 0
+    ahead: int = 0
+    has_rare: bool = True
     more: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(self.seed)
-        self.model = Small(self.width)
+        self.model = Small(self.width, self.has_rare)
         self.options = Options(sync_mode(self.sync), EPOCH, **self.more)
         self.plain = OPTIMIZERS[self.optimizer](self.model.parameters())
         self.base_lr = self.plain.param_groups[0]["lr"]
@@ -109,8 +115,9 @@ class Party:
         )
         return replicate(self.plain, replicas, 1)
 
-    def step(self, claim: Claim) -> Push | None:
+    def step(self, claim: Claim, before: Callable[[Claim], None]) -> Push | None:
         self.shared.begin(claim)
+        before(claim)
         gradients(self.model, claim)
         if self.sleeps:
             time.sleep(self.draws.uniform(0, self.sleeps))
@@ -125,12 +132,21 @@ class Party:
         """Train one round. before: called before each step."""
         self.shared.begin_round(position, limit, BATCH)
         while True:
-            while (claim := self.shared.claims.next()) is not None:
-                before(claim)
-                self.step(claim)
+            for claim in self.claims():
+                self.step(claim, before)
             point = self.shared.synchronize([self.shared.rank])
             if point is not None:
                 return point
+
+    def claims(self) -> Iterator[Claim]:
+        """The claims of a round, of which `ahead` are taken before they are needed."""
+        taken = list[Claim]()
+        while True:
+            while len(taken) <= self.ahead and (claim := self.shared.claims.next()) is not None:
+                taken.append(claim)
+            if not taken:
+                return
+            yield taken.pop(0)
 
     def weights(self) -> dict[str, Tensor]:
         """Weights and the optimizer's state, in plain tensors."""

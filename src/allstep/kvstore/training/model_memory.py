@@ -8,6 +8,7 @@ Later a party may be lost, and no memory can be made without it.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 
 from torch import Tensor
 
@@ -79,18 +80,16 @@ def _check_same(
     parties: Parties, options: Options, plan: StatePlan, averaged: Sequence[Tensor]
 ) -> None:
     """Raise UserError on all parties if they train different models, or differently."""
-    own = {
-        **{f"option {name}": str(value) for name, value in asdict(options).items()},
-        **dict(enumerate(plan.layout.describe())),
-        "units": len(plan.layout.units),
-        "averaged": [f"{each.dtype} {list(each.shape)}" for each in averaged],
-        "state": [[len(entries) for entries in unit] for unit in plan.entries],
-    }
-    texts = [json.dumps(value) for value in own.values()]
+    texts = [
+        *(f"{name}={value}" for name, value in asdict(options).items()),
+        *(f"parameter {each}" for each in plan.layout.describe()),
+        *(f"averaged {each.dtype} {list(each.shape)}" for each in averaged),
+        *(f"{len(entries)} optimizer states" for unit in plan.entries for entries in unit),
+    ]
     found = [json.loads(each) for each in parties.collect("model", json.dumps(texts))]
     for rank, theirs in enumerate(found):
         if theirs != found[0]:
-            pairs = zip([*found[0], "nothing"], [*theirs, "nothing"], strict=False)
+            pairs = zip_longest(found[0], theirs, fillvalue="nothing")
             first, other = next((a, b) for a, b in pairs if a != b)
             raise UserError(
                 f"sync={options.mode}: rank 0 has {first}, rank {rank} has {other}; all parties"

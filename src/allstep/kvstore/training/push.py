@@ -11,7 +11,8 @@ class Claim(NamedTuple):
     """
 
     start: int
-    count: int
+    # The name hides a method of tuples that is of no use here.
+    count: int  # type: ignore[assignment]
     is_last: bool = True
 
 
@@ -26,7 +27,8 @@ class Push(NamedTuple):
 
     party: int
     start: int
-    count: int
+    # The name hides a method of tuples that is of no use here.
+    count: int  # type: ignore[assignment]
     step: int
     read: int
     made: int

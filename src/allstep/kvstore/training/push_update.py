@@ -22,8 +22,17 @@ from allstep.parallel.updates.update import Replica
 class PushUpdate:
     """Pushes the own gradient of a party; implements `parallel.updates.Update`."""
 
+    state_is_per_rank = False
+
     def __init__(self, shared: SharedModel) -> None:
         self._shared: SharedModel | None = shared
+
+    def start(self, optimizer: Replica) -> None:
+        """Do nothing: `share_model` has made what the parties share."""
+
+    def reduces_gradients(self, optimizer: Replica) -> bool:
+        """Return False: each party pushes its own."""
+        return False
 
     def reduce(self, optimizer: Replica) -> None:
         """Measure and clip the own gradient; the optimizer of a party reduces nothing."""
@@ -37,6 +46,15 @@ class PushUpdate:
         if self._shared is None:
             raise UserError("optimizer.apply(): the shared model is closed; call share_model again")
         self._shared.step()
+
+    def synchronize(self, optimizer: Replica) -> None:
+        """Do nothing: weights are equal after `SharedModel.synchronize`."""
+
+    def participate(self, optimizer: Replica) -> None:
+        """Do nothing: no party waits for a step of another one here."""
+
+    def gather_state(self, optimizer: Replica) -> None:
+        """Do nothing: all parties have one state."""
 
     def owners(self, optimizer: Replica) -> Owners | None:
         """Return None: every party updates all weights."""
