@@ -18,7 +18,8 @@ A rank whose step has no samples (`weight = 0`) does not step. The inner optimiz
 its rank; a checkpoint at the end of a round has that of all ranks (`party_states`).
 
 All collectives of an average come before its first change, so that a rank that is lost leaves
-weights as they were.
+weights as they were. In an elastic run a round that failed is undone (`undo`): weights and inner
+state are again those of its start, and the ranks that are left repeat it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,7 @@ class Averaging:
     `every`: steps between two averages; 0: only `synchronize` averages. `outer`: the outer step.
     `also`: returns further tensors to average, under names that are the same on all ranks. `is_on`:
     False reduces gradients at each step instead, until it is set, on all ranks after the same step.
+    `keeps_undo`: keep what `undo` needs.
     """
 
     state_is_per_rank = True
@@ -54,9 +56,12 @@ class Averaging:
         also: Callable[[], Sequence[Named]] = list,
         *,
         is_on: bool = True,
+        keeps_undo: bool = False,
     ) -> None:
         self.every, self.outer, self.is_on = every, outer, is_on
-        self._also = also
+        self._also, self._keeps_undo = also, keeps_undo
+        # Copy of the optimizer's state at the start of the round.
+        self._state_before: dict[Any, dict[str, Any]] | None = None
         self._steps, self._samples = 0, 0.0
         self._common: _Common | None = None
         # How often all ranks of this world have made it.
@@ -109,7 +114,7 @@ class Averaging:
             self._begin(optimizer)
             if optimizer._reduces:
                 optimizer._begin_step()
-            self._average()
+            self._average(optimizer)
 
     def participate(self, optimizer: Replica) -> None:
         """Take part in what the other ranks do, with what this rank did before it joined."""
@@ -118,7 +123,7 @@ class Averaging:
         elif self._common is None:
             self._prepare(optimizer)
         else:
-            self._average()
+            self._average(optimizer)
 
     def _begin(self, optimizer: Replica) -> None:
         """Make weights equal on all ranks, unless a round has begun."""
@@ -141,19 +146,32 @@ class Averaging:
         self._common = _Common(group, key, *self._named(optimizer), self.outer)
         self._common.take_state(optimizer.state)
         self._is_loaded = False
-        self._steps, self._samples, self._gathered = 0, 0.0, {}
+        self._start_round(optimizer)
 
-    def _average(self) -> None:
+    def _average(self, optimizer: Replica) -> None:
         assert self._common is not None
         self._common.average(self._samples)
+        self._start_round(optimizer)
+
+    def _start_round(self, optimizer: Replica) -> None:
         self._steps, self._samples, self._gathered = 0, 0.0, {}
+        if self._keeps_undo:
+            self._state_before = _copied(optimizer.state)
+
+    def undo(self, optimizer: Replica) -> None:
+        """Return to the start of the round; needs `keeps_undo`. Not a collective."""
+        if self._common is not None and self._state_before is not None:
+            self._common.restore()
+            optimizer.state.clear()
+            optimizer.state.update(_copied(self._state_before))
+            self._steps, self._samples, self._gathered = 0, 0.0, {}
 
     def detach(self, optimizer: Replica) -> None:
         """Keep the outer momentum in the optimizer's state; the next step begins a round."""
         if self._common is not None and not self._is_loaded:
             self._common.keep_velocity(optimizer.state)
         self._common, self._is_loaded, self._gathered = None, True, {}
-        self._agreements = 0
+        self._agreements, self._state_before = 0, None
 
     # The optimizer's state
 
@@ -192,6 +210,16 @@ class Averaging:
         Not now: a script may load it on one rank, and broadcast it.
         """
         self._is_loaded = True
+
+
+def _copied(state: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    return {
+        parameter: {
+            key: value.clone() if isinstance(value, Tensor) else value
+            for key, value in entries.items()
+        }
+        for parameter, entries in state.items()
+    }
 
 
 class _Common:
@@ -242,6 +270,10 @@ class _Common:
             self._outer.update(before, difference, velocity)
         for before, difference in zip(self._others_before, others, strict=True):
             before.sub_(difference)
+        self.restore()
+
+    def restore(self) -> None:
+        """Give this rank the weights from the start of the round."""
         self._weights.write(self._weights_before)
         self._others.write(self._others_before)
 

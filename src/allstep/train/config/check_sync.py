@@ -48,7 +48,7 @@ def _common(config: ResolvedConfig) -> None:
 
 def check_lost_workers(config: ResolvedConfig) -> None:
     """Raise ConfigError if the mode cannot be trained in an elastic run with replacements."""
-    if config.sync.mode.name not in ("allreduce", "server"):
+    if not config.sync.mode.has_equal_steps:
         raise ConfigError(
             f"sync={config.sync.name} is not available in an elastic run yet: omit --min-workers"
             " (--min-np of `allstep run`), or set sync=allreduce or sync=server"

@@ -102,7 +102,7 @@ def make_job(
         config.accumulation,
         share,
         is_elastic,
-        build.make_averaging(config, made.model, optimizer),
+        build.make_averaging(config, made.model, optimizer, is_elastic),
     )
     job = Job(
         config=config,

@@ -214,11 +214,12 @@ def distribute(
 
 
 def make_averaging(
-    config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer
+    config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, is_elastic: bool = False
 ) -> Averaging | None:
     """Return the update that averages weights, if that is the mode of the run.
 
-    Buffers are averaged with the small sum of a round (`running_statistics`).
+    Buffers are averaged with the small sum of a round (`running_statistics`). If `is_elastic`, a
+    round can be undone.
     """
     section, mode = config.sync, config.sync.mode
     if mode.name not in ("local", "diloco"):
@@ -229,7 +230,7 @@ def make_averaging(
         named = model.named_parameters()
         return [Named(*each) for each in named if not each[1].requires_grad]
 
-    return Averaging(outer=outer, also=frozen, is_on=not mode.from_epoch)
+    return Averaging(outer=outer, also=frozen, is_on=not mode.from_epoch, keeps_undo=is_elastic)
 
 
 def outer_note(optimizer: ReplicatedOptimizer) -> list[str]:

@@ -19,10 +19,11 @@ from allstep import faults
 from allstep.data import Batch
 from allstep.errors import UserError
 from allstep.parallel.updates import Averaging
+from allstep.train.run.placed_job import Job
 from allstep.train.run.rounds.due import ends_round
 from allstep.train.run.rounds.each_step import EachStep
 from allstep.train.run.rounds.round import Agreement, Round, Surroundings
-from allstep.train.run.rounds.share_stream import ShareStream
+from allstep.train.run.rounds.share_stream import ShareStream, raise_together
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import reduce_step, update_weights
 from allstep.train.task.task import Tally
@@ -47,7 +48,7 @@ class LocalSteps:
         around.clock.lap("update")
         outcome = job.after_step.exchange(steps.report())
         if outcome.failed:
-            self._shares.fail_together(steps.error)
+            raise_together(job, steps.error)
         job.trainer.optimizer.synchronize_weights()
         around.clock.lap("wait")
         # The commit: from here on no other rank is needed.
@@ -58,8 +59,10 @@ class LocalSteps:
         return Agreement(outcome, position, steps.updates, steps.last)
 
     def undo(self) -> None:
-        """Not available: an elastic run refuses these modes (`check_sync`)."""
-        raise NotImplementedError("a round of local steps cannot be undone")
+        """Return to weights, optimizer state and running statistics after the last `go`."""
+        job = self._around.job
+        _averaging(job).undo(job.trainer.optimizer)
+        job.after_step.statistics.restore()
 
     def close(self) -> None:
         """End the loop over the data."""
@@ -120,6 +123,12 @@ class _Steps:
         )
 
 
+def _averaging(job: Job) -> Averaging:
+    update = job.trainer.optimizer.replica_update
+    assert isinstance(update, Averaging)
+    return update
+
+
 class LocalFromEpoch:
     """Rounds of one update of all ranks before an epoch, then those of `LocalSteps`."""
 
@@ -136,9 +145,7 @@ class LocalFromEpoch:
             self._averages = True
             self._round.close()
             self._round = LocalSteps(self._around)
-        update = job.trainer.optimizer.replica_update
-        assert isinstance(update, Averaging)
-        update.is_on = self._averages
+        _averaging(job).is_on = self._averages
         return self._round.go()
 
     def undo(self) -> None:
