@@ -23,23 +23,22 @@ from torch.optim import Optimizer
 
 from allstep.errors import ConfigError
 from allstep.parallel.exchange import Named
-from allstep.parallel.sync_mode import SyncMode, sync_mode
+from allstep.parallel.sync_mode import VARIABLE, SyncMode, sync_mode
 from allstep.parallel.updates import Averaging
 from allstep.parallel.updates.outer_step import outer_step
 from allstep.torch.mpi_ops import Average
 
-_VARIABLE = "ALLSTEP_SYNC"
 _AVAILABLE = "allreduce, local:H and diloco:H"
 
 
 def requested_mode(sync: str | None) -> SyncMode:
     """Return the mode of an optimizer: `sync`, else ALLSTEP_SYNC, else allreduce."""
-    text = os.environ.get(_VARIABLE, "") or "allreduce" if sync is None else sync
-    name = "sync" if sync is not None else _VARIABLE
+    text = os.environ.get(VARIABLE, "") or "allreduce" if sync is None else sync
+    name = "sync" if sync is not None else VARIABLE
     try:
-        mode = sync_mode(text)
+        mode = sync_mode(text, name)
     except ConfigError as error:
-        raise ValueError(str(error).replace("sync=", f"{name}=", 1)) from error
+        raise ValueError(str(error)) from error
     if mode.from_epoch:
         raise ValueError(
             f"{name}={text}: an optimizer does not know the epochs of its script; use"

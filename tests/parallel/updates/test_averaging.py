@@ -179,6 +179,27 @@ def states_of_all(rank: int, size: int) -> None:
     optimizer.close()
 
 
+def undone_round(rank: int, size: int) -> None:
+    """A round that is undone and repeated has the bits of one that was not."""
+    ends = []
+    for undone in (False, True):
+        net = network()
+        update = Averaging(EVERY, OUTER["diloco"], keeps_undo=True)
+        optimizer = made(net, "adamw", update, size, f"undone {undone}")
+        steps = shares(size, torch.float64)
+        for step in steps[:EVERY]:
+            one_step(net, optimizer, *step[rank])
+        if undone:
+            for step in steps[EVERY + 1 : 2 * EVERY]:
+                one_step(net, optimizer, *step[rank])
+            update.undo(optimizer)
+        for step in steps[EVERY:]:
+            one_step(net, optimizer, *step[rank])
+        ends.append([p.detach().clone() for p in net.parameters()])
+        optimizer.close()
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
 def bytes_of_diloco(rank: int, size: int) -> None:
     """Of 32 steps with gradients, and of 32 steps with one average."""
     counts = {}
@@ -216,7 +237,7 @@ def counted(group: Any) -> Iterator[list[int]]:
         del group.allreduce, group.sum_scaled
 
 
-CHECKS = (unused_and_half, each_step_is_allreduce, states_of_all, bytes_of_diloco)
+CHECKS = (unused_and_half, each_step_is_allreduce, states_of_all, undone_round, bytes_of_diloco)
 
 
 def run_all() -> None:

@@ -1,5 +1,6 @@
 """`sync=local` and `sync=diloco` in `allstep train`: equal ranks, and a resume to the same bits."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
 from allstep.train.config.check_config import check_config
 from allstep.train.run.loop import train
+from support.elastic_training import ALLSTEP, ENVIRONMENT
 
 # A batch of 51 leaves shares of 26 and 25 samples, and a short last batch. 1,300 samples are 25
 # updates and a short one, so rounds of 4 end early at the end of an epoch.
@@ -58,6 +60,24 @@ def test_a_resumed_run_has_the_same_bits(ranks: Any, overrides: list[str]) -> No
     assert any("/party.1." in name for name in whole.optimizer)
     assert any("outer_momentum" in name for name in whole.optimizer) == ("diloco" in overrides[0])
     assert accuracy > 0.5
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_dead_worker_does_not_stop_the_run(tmp_path: Path) -> None:
+    """Its round is undone and repeated by the others; no sample is lost."""
+    overrides = ["digits", "sync=diloco:4", "epochs=2", "precision=float32", "execution=plain"]
+    options = ["--workers", "3", "--out", str(tmp_path / "run"), "--fault", "kill@rank=0,step=10"]
+    done = subprocess.run(
+        [*ALLSTEP, "train", *overrides, *options],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "lost rank 0" in done.stdout
+    assert "2 workers continue from sample 512" in done.stdout
+    assert "0 samples lost" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class Averaging:
             self._average(optimizer)
 
     def participate(self, optimizer: Replica) -> None:
-        """Take part in what the other ranks do, with what this rank did before it joined."""
+        """Answer what the other ranks do, with what this rank did before it joined."""
         if not self.is_on:
             optimizer._participate_in_reduction()
         elif self._common is None:

@@ -139,7 +139,7 @@ class LocalFromEpoch:
         self._averages = False
 
     def go(self) -> Agreement:
-        """Go on with the kind of rounds of the present epoch."""
+        """Make a round of the kind that the present epoch has."""
         job = self._around.job
         if not self._averages and job.progress.samples >= self._first:
             self._averages = True
