@@ -48,10 +48,17 @@ def shares(size: int, dtype: torch.dtype, steps: int = STEPS) -> list[list[tuple
     return found
 
 
-def made(net: nn.Module, name: str, update: Update, size: int, key: str = "t") -> Any:
+def made(
+    net: nn.Module,
+    name: str,
+    update: Update,
+    size: int,
+    key: str = "t",
+    overlap: bool | None = None,
+) -> Any:
     named = [Named(n, p) for n, p in net.named_parameters() if p.requires_grad]
     group = dist.distributed_c10d._get_default_group
-    replicas = Replicas(named, group, lambda: key, Rule())  # type: ignore[arg-type, return-value]
+    replicas = Replicas(named, group, lambda: key, Rule(), overlap=overlap)  # type: ignore[arg-type, return-value]
     inner = OPTIMIZERS[name]([each.parameter for each in named])
     return replicate(inner, replicas, size, update)
 
@@ -179,6 +186,25 @@ def states_of_all(rank: int, size: int) -> None:
     optimizer.close()
 
 
+def gradients_first(rank: int, size: int) -> None:
+    """After the switch no gradient is reduced any more, not even one of a hook."""
+    net = network()
+    update = Averaging(EVERY, is_on=False)
+    optimizer = made(net, "momentum", update, size, "first", overlap=True)
+    steps = shares(size, torch.float64)
+    for step in steps[:2]:
+        one_step(net, optimizer, *step[rank])
+    update.switch(optimizer, True)
+    common = [p.detach().clone() for p in net.parameters()]
+    one_step(net, optimizer, *steps[2][rank])
+    for p, before in zip(net.parameters(), common, strict=True):
+        everywhere = [torch.empty_like(p) for _ in range(size)]
+        dist.all_gather(everywhere, p.detach())
+        moved = p.requires_grad and any(not torch.equal(each, before) for each in everywhere)
+        assert moved == any(not torch.equal(everywhere[0], each) for each in everywhere)
+    optimizer.close()
+
+
 def undone_round(rank: int, size: int) -> None:
     """A round that is undone and repeated has the bits of one that was not."""
     ends = []
@@ -237,7 +263,14 @@ def counted(group: Any) -> Iterator[list[int]]:
         del group.allreduce, group.sum_scaled
 
 
-CHECKS = (unused_and_half, each_step_is_allreduce, states_of_all, undone_round, bytes_of_diloco)
+CHECKS = (
+    unused_and_half,
+    each_step_is_allreduce,
+    states_of_all,
+    gradients_first,
+    undone_round,
+    bytes_of_diloco,
+)
 
 
 def run_all() -> None:

@@ -34,7 +34,7 @@ def train_and_resume(overrides: list[str]) -> Any:
     resumed = checkpoint.written(Path.cwd() / "again" / "checkpoints")
     if world.rank:
         return None
-    return result.test.accuracy, whole, checkpoint.read(resumed[0]), middle
+    return result.test.accuracy, whole, checkpoint.read(resumed[0]), middle, str(written[0])
 
 
 def check_equal(whole: Any, resumed: Any) -> None:
@@ -54,12 +54,23 @@ def check_equal(whole: Any, resumed: Any) -> None:
     ids=["local", "diloco", "from an epoch"],
 )
 def test_a_resumed_run_has_the_same_bits(ranks: Any, overrides: list[str]) -> None:
-    accuracy, whole, resumed, middle = ranks(2, train_and_resume, overrides)[0]
+    accuracy, whole, resumed, middle, folder = ranks(2, train_and_resume, overrides)[0]
     assert middle.samples < whole.samples
     check_equal(whole, resumed)
     assert any("/party.1." in name for name in whole.optimizer)
     assert any("outer_momentum" in name for name in whole.optimizer) == ("diloco" in overrides[0])
     assert accuracy > 0.5
+    if overrides[0] == "sync=diloco:4":
+        assert ranks(3, resume, overrides, folder)[0] > 0.5
+
+
+def resume(overrides: list[str], folder: str) -> float | None:
+    """Resume with another number of workers; return the test accuracy."""
+    world = allstep.init()
+    snapshot = checkpoint.read(Path(folder)) if world.rank == 0 else None
+    config, out = read_config("digits", [*SHORT, *overrides]), Path.cwd() / "other"
+    result: Any = train(config, world, out, snapshot=broadcast_snapshot(world, snapshot))
+    return float(result.test.accuracy) if world.rank == 0 else None
 
 
 @pytest.mark.usefixtures("processes")

@@ -43,7 +43,7 @@ class Averaging:
 
     `every`: steps between two averages; 0: only `synchronize` averages. `outer`: the outer step.
     `also`: returns further tensors to average, under names that are the same on all ranks. `is_on`:
-    False reduces gradients at each step instead, until it is set, on all ranks after the same step.
+    False reduces gradients at each step instead, until `switch`.
     `keeps_undo`: keep what `undo` needs.
     """
 
@@ -73,6 +73,13 @@ class Averaging:
 
     def start(self, optimizer: Replica) -> None:
         """Do nothing: the first step makes the weights equal."""
+
+    def switch(self, optimizer: Replica, is_on: bool) -> None:
+        """Average weights from now on, or gradients. All ranks call it after the same step."""
+        if is_on != self.is_on:
+            self.is_on = is_on
+            # It would reduce gradients during backward().
+            optimizer._drop_exchange()
 
     # A step
 
@@ -123,12 +130,16 @@ class Averaging:
         elif self._common is None:
             self._prepare(optimizer)
         else:
-            self._average(optimizer)
+            self._average(optimizer, has_joined=True)
 
     def _begin(self, optimizer: Replica) -> None:
         """Make weights equal on all ranks, unless a round has begun."""
         common = self._common
-        if common is None or self._is_loaded or not common.fits(self._named(optimizer)):
+        is_ready = common is not None and not self._is_loaded
+        # The tensors are compared once per round: that takes time.
+        if is_ready and not self._steps and common is not None:
+            is_ready = common.fits(self._named(optimizer))
+        if not is_ready:
             if optimizer._reduces:
                 optimizer._begin_step()
             self._prepare(optimizer)
@@ -148,9 +159,9 @@ class Averaging:
         self._is_loaded = False
         self._start_round(optimizer)
 
-    def _average(self, optimizer: Replica) -> None:
+    def _average(self, optimizer: Replica, has_joined: bool = False) -> None:
         assert self._common is not None
-        self._common.average(self._samples)
+        self._common.average(self._samples, has_joined)
         self._start_round(optimizer)
 
     def _start_round(self, optimizer: Replica) -> None:
@@ -254,9 +265,12 @@ class _Common:
         return self._signature == (signature_of(named[0]), signature_of(named[1]))
 
     @torch.no_grad()
-    def average(self, samples: float) -> None:
-        """Replace the weights by the outer step on the mean of the ranks, weighted by samples."""
-        share = self._share(samples)
+    def average(self, samples: float, has_joined: bool) -> None:
+        """Replace the weights by the outer step on the mean of the ranks, weighted by samples.
+
+        `has_joined`: this rank has no more steps to make, and is called by another thread.
+        """
+        share, any_joined = self._share(samples, has_joined)
         # No rank has made a step since the last average.
         if share is None:
             return
@@ -271,21 +285,32 @@ class _Common:
         for before, difference in zip(self._others_before, others, strict=True):
             before.sub_(difference)
         self.restore()
+        if any_joined:
+            # The others may join next, after which the script of this rank uses the weights.
+            self._meet()
 
     def restore(self) -> None:
         """Give this rank the weights from the start of the round."""
         self._weights.write(self._weights_before)
         self._others.write(self._others_before)
 
-    def _share(self, samples: float) -> float | None:
-        """Return this rank's part of all samples; None if there are none."""
+    def _share(self, samples: float, has_joined: bool) -> tuple[float | None, bool]:
+        """Return this rank's part of all samples, and whether any rank has joined.
+
+        The part is None if there are no samples.
+        """
         if self._group is None:
-            return 1.0 if samples else None
-        by_rank = np.zeros(self._group.size())
-        by_rank[self._group.rank()] = samples
-        self._group.allreduce([torch.from_numpy(by_rank)]).wait()
-        total = by_rank.sum()
-        return float(samples / total) if total else None
+            return 1.0 if samples else None, False
+        sums = np.zeros(self._group.size() + 1)
+        sums[self._group.rank()], sums[-1] = samples, has_joined
+        self._group.allreduce([torch.from_numpy(sums)]).wait()
+        total = sums[:-1].sum()
+        return float(samples / total) if total else None, bool(sums[-1])
+
+    def _meet(self) -> None:
+        """Wait until all ranks have their new weights."""
+        assert self._group is not None
+        self._group.allreduce([torch.zeros(1)]).wait()
 
     # The optimizer's state
 

@@ -30,6 +30,9 @@ class Replica(Protocol):
     def _participate_in_reduction(self) -> None:
         """Contribute nothing to a reduction of all gradients by the other ranks."""
 
+    def _drop_exchange(self) -> None:
+        """Drop the exchange that reduces all gradients, and what it has started."""
+
     def _end_of_pass(self) -> None:
         """Count backward passes from zero again, since the gradients are reduced."""
 

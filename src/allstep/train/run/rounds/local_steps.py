@@ -145,7 +145,7 @@ class LocalFromEpoch:
             self._averages = True
             self._round.close()
             self._round = LocalSteps(self._around)
-        _averaging(job).is_on = self._averages
+        _averaging(job).switch(job.trainer.optimizer, self._averages)
         return self._round.go()
 
     def undo(self) -> None:
