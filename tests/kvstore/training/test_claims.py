@@ -5,8 +5,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from allstep.errors import UserError
 from allstep.kvstore.memory.bounded_wait import BoundedWait
@@ -159,49 +157,43 @@ def kill_at(line: int) -> None:
     sys.settrace(trace)
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, SIZE - 1), st.booleans(), st.integers(1, 80)),
-        max_size=25,
-    ),
-    st.integers(1, 2),
-)
-def test_each_sample_once_with_kills_at_any_line(
-    program: list[tuple[int, bool, int]], steps: int
+@pytest.mark.parametrize("takes_over", [False, True])
+@pytest.mark.parametrize("is_noticed", [False, True])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_each_sample_once_with_a_kill_at_each_line(
+    takes_over: bool, is_noticed: bool, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of three parties may be killed before any line of `next`; the last one takes the rest."""
-    world = World(steps)
-    world.begin(0, 60, 3, epoch=50)
-    done: list[int] = []
+    """Party 1 is killed before each line of `next`, where it takes new or open samples.
 
-    def finish(rank: int, claim: Claim) -> None:
-        done.extend(range(claim.start, claim.start + claim.count))
-        if claim.is_last:
-            world.parties[rank].close(world.parties[rank].block_of(claim.start)[0])
-
-    open_steps: dict[int, list[Claim]] = {rank: [] for rank in range(SIZE)}
-    for rank, is_killed, line in program:
-        if rank in world.lost:
-            continue
-        if is_killed and rank:
-            kill_at(line)
+    The others notice it at once, or after they have taken one claim each.
+    """
+    monkeypatch.setattr(module, "OPEN", 4)
+    for line in range(1, 300):
+        world = World(steps)
+        world.begin(0, 30, 3, epoch=20)
+        done: list[int] = []
+        if takes_over:
+            world.parties[2].next()
+            world.lost.add(2)
+        living = [0] if takes_over else [0, 2]
+        kill_at(line)
         try:
-            claim = world.parties[rank].next()
-        except Killed:
-            world.lost.add(rank)
-            # What it had added up for a block that it did not push is lost.
-            for each in open_steps[rank]:
-                done[:] = [at for at in done if not 0 <= at - each.start < each.count]
-            continue
-        finally:
+            world.parties[1].next()
             sys.settrace(None)
-        if claim is not None:
-            open_steps[rank] = [] if claim.is_last else [*open_steps[rank], claim]
-            finish(rank, claim)
-    world.lost |= {1, 2}
-    for rank in (1, 2):
-        for each in open_steps[rank]:
-            done[:] = [at for at in done if not 0 <= at - each.start < each.count]
-    while (claim := world.parties[0].next()) is not None:
-        finish(0, claim)
-    assert sorted(done) == list(range(60))
+            break
+        except Killed:
+            world.lost |= {1} if is_noticed else set()
+        for rank in living:
+            claims = [world.parties[rank].next()]
+            while not claims[-1].is_last:
+                claims.append(world.parties[rank].next())
+            for claim in claims:
+                done += range(claim.start, claim.start + claim.count)
+            world.parties[rank].close(world.parties[rank].block_of(claims[0].start)[0])
+        world.lost.add(1)
+        for start, count in world.take_all(0):
+            done += range(start, start + count)
+        assert sorted(done) == list(range(30)), line
+    else:
+        pytest.fail("next() executes more lines than this test assumes")
+    assert line > 30

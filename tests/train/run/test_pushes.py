@@ -19,13 +19,16 @@ from allstep.kvstore.training import Push
 from allstep.train import read_config
 from allstep.train.check.replay import replay_run
 from allstep.train.config.check_config import check_config, check_elastic
-from allstep.train.folder import order_log
+from allstep.train.config.check_sync import synchronous
+from allstep.train.folder import order_file
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.progress import Paused
 from allstep.train.run.train_request import TrainRequest
 from allstep.train.run.worker import work
+from allstep.train.step.pushing import check_pushes
 from allstep.train.watch.events import Result
 from allstep.train.watch.sync_line import sync_line
+from support.allstep_command import run
 
 SHORT = ["precision=float32", "epochs=2", "data.validation=50", "save.seconds=null", "batch=64"]
 SHORT += ["log_every=4", "save.epochs=1", "save.keep=9"]
@@ -70,7 +73,7 @@ def train_with_pauses(
 
 
 def pushes_of(folder: Path) -> list[Push]:
-    return [Push(*fields) for entry in order_log.read(folder) for fields in entry.pushes]
+    return [Push(*fields) for entry in order_file.read(folder) for fields in entry.pushes]
 
 
 def assert_each_sample_is_pushed_once(folder: Path, begin: int = 0, end: int = 2 * EPOCH) -> None:
@@ -135,7 +138,7 @@ def test_a_stopped_run_resumes_with_another_number_of_workers(ranks: Any, tmp_pa
     assert all(isinstance(each, Paused) for each in paused)
     position = paused[0].samples
     assert 0 < position < EPOCH
-    (result,) = ranks(1, train_with_pauses, overrides, out, None, True)
+    result, *_ = ranks(3, train_with_pauses, overrides, out, None, True)
     assert isinstance(result, Result)
     assert_each_sample_is_pushed_once(out)
     assert replay_run(out).is_equal
@@ -199,13 +202,13 @@ def test_only_an_asynchronous_run_has_something_to_replay(tmp_path: Path) -> Non
     (tmp_path / "config.yaml").write_text(read_config("digits", []).resolved(1).to_yaml())
     with pytest.raises(ConfigError, match="a run with sync=allreduce has no order log"):
         replay_run(tmp_path)
-    entry = order_log.LoggedRound(
+    entry = order_file.LoggedRound(
         0, 64, 64, {0: 64}, {0: 1}, ((0, 0, 64, 64, 0, 1, (0.1,), False),)
     )
     config = read_config("digits", ["sync=async"]).resolved(1)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
-    order_log.append(tmp_path, entry)
-    assert order_log.read(tmp_path) == [entry]
+    order_file.append(tmp_path, entry)
+    assert order_file.read(tmp_path) == [entry]
     with pytest.raises(CheckpointError, match="has no complete checkpoint to compare with"):
         replay_run(tmp_path)
 
@@ -235,3 +238,42 @@ def test_only_an_asynchronous_run_has_something_to_replay(tmp_path: Path) -> Non
 def test_the_banner_states_who_waits(sync: str, expected: str) -> None:
     config = read_config("digits", [f"sync={sync}", "batch=64"]).resolved(2)
     assert sync_line(config, 2).startswith(expected)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_dead_worker_does_not_stop_the_others(tmp_path: Path, victim: int) -> None:
+    """It dies in the first epoch; the others finish the epoch, then continue as a smaller world."""
+    out = tmp_path / "run"
+    overrides = [*SHORT, "sync=async", "model.norm=batch", "epochs=3"]
+    fault = f"kill@rank={victim},step=10"
+    done = run("train", "digits", *overrides, "--workers", 3, "--fault", fault, "--out", out)
+    assert done.code == 0, done.out + done.err
+    lines = [line for line in done.out.splitlines() if f"lost rank {victim} on" in line]
+    assert len(lines) == 1 and "killed by signal 9 (SIGKILL)" in lines[0]
+    assert f"2 workers continue from sample {EPOCH:,}" in lines[0]
+    assert_each_sample_is_pushed_once(out, end=3 * EPOCH)
+    record = runlog.read(out / "run.jsonl")
+    assert [each["samples"] for each in record.evals if each["part"] == "validation"] == [
+        EPOCH,
+        2 * EPOCH,
+        3 * EPOCH,
+    ]
+    replayed = replay_run(out)
+    assert replayed.is_equal and replayed.parties == 3
+
+
+def test_checks_of_single_steps_are_synchronous() -> None:
+    asynchronous = read_config("digits", ["sync=stale:2", "sync.correct=delay"]).resolved(1)
+    assert synchronous(asynchronous) == read_config("digits", []).resolved(1)
+    server = read_config("digits", ["sync=server"]).resolved(1)
+    assert synchronous(server) is server
+
+
+def test_a_model_whose_layers_communicate_cannot_push() -> None:
+    config = read_config("digits", ["sync=async"]).resolved(2)
+    check_pushes(config, torch.device("cpu"), layers_communicate=False)
+    with pytest.raises(ConfigError, match="a norm over the samples of all workers"):
+        check_pushes(config, torch.device("cpu"), layers_communicate=True)
+    with pytest.raises(ConfigError, match="available on CPUs only so far"):
+        check_pushes(config, torch.device("meta"), layers_communicate=False)

@@ -35,7 +35,7 @@ from allstep.data import order
 from allstep.data.augment.transform import Transform
 from allstep.data.loading import fill, workers
 from allstep.data.loading.batch import Batch, DeviceCopier, as_it_is, images_first, to_tensor
-from allstep.data.loading.claims import shares_of_claims
+from allstep.data.loading.claimed_shares import shares_of_claims
 from allstep.data.loading.fill import Recipe
 from allstep.data.loading.pipeline import Machinery
 from allstep.data.loading.quarantine import Quarantine, WholeEpoch, default_budget, path_of_rank

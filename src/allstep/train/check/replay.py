@@ -32,9 +32,9 @@ from allstep.train.checkpoint.restore import optimizer_tensors, parameter_names
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.config.sync_config import SyncConfig
-from allstep.train.folder import order_log
+from allstep.train.folder import order_file
 from allstep.train.folder.existing_run import run_config
-from allstep.train.folder.order_log import LoggedRound
+from allstep.train.folder.order_file import LoggedRound
 from allstep.train.run.placed_job import Job
 from allstep.train.run.setup import make_job
 from allstep.train.step import build
@@ -107,9 +107,9 @@ def _rounds(folder: Path, config: ResolvedConfig) -> list[LoggedRound]:
             f"{folder}: a run with sync={mode} has no order log; its steps have one order, so that"
             f" training again from {folder / 'config.yaml'} repeats them"
         )
-    if not (rounds := order_log.read(folder)):
+    if not (rounds := order_file.read(folder)):
         raise ConfigError(
-            f"{folder}: there is no order log ({order_log.ORDER_LOG}), or no complete round in it;"
+            f"{folder}: there is no order log ({order_file.ORDER_LOG}), or no complete round in it;"
             f" a run with sync={mode} writes it into its run folder at each synchronization point"
         )
     return rounds

@@ -5,6 +5,7 @@ Each check raises a message of one line: what was found, why it does not fit, wh
 
 from allstep.errors import ConfigError
 from allstep.train.config.run_config import ResolvedConfig, RunConfig
+from allstep.train.config.sync_config import SyncConfig
 from allstep.world import World
 
 
@@ -44,6 +45,13 @@ def _common(config: ResolvedConfig) -> None:
             f"sync.parties=hosts is not available with sync={section.name} yet; omit it, so that"
             " each worker is a party"
         )
+
+
+def synchronous(config: ResolvedConfig) -> ResolvedConfig:
+    """Return the config with steps that all workers make together, for a check of single steps."""
+    if config.sync.mode.name in ("allreduce", "server"):
+        return config
+    return config.model_copy(update={"sync": SyncConfig()})
 
 
 def check_lost_workers(config: ResolvedConfig) -> None:

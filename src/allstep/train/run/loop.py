@@ -38,7 +38,7 @@ from allstep.train.run.finish import chosen_model, training_score
 from allstep.train.run.opening_event import opening
 from allstep.train.run.placed_job import Job
 from allstep.train.run.progress import Paused, crossed
-from allstep.train.run.progress_event import Told, finite, progress_event
+from allstep.train.run.progress_event import Reported, finite, progress_event
 from allstep.train.run.rounds.choose import make_round
 from allstep.train.run.rounds.due import evaluates, saves
 from allstep.train.run.rounds.round import Surroundings
@@ -106,7 +106,7 @@ class Run:
     def _start_world(self) -> None:
         """Set what belongs to one world; an elastic run calls it again in each further one."""
         job = self.job
-        self.clock, self.since_log, self.told = Clock(), job.trainer.task.tally(), Told()
+        self.clock, self.since_log, self.reported = Clock(), job.trainer.task.tally(), Reported()
         self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
         # A rank that joins has none, and all ranks must evaluate together.
         self.validation: Score | None = None
@@ -119,7 +119,7 @@ class Run:
             self.clock,
             self.stopping,
             self.callbacks,
-            self.told,
+            self.reported,
             must_leave_world=lambda: self._must_leave_world(),
             is_save_due=lambda: self.checkpoints.are_due(),
             has_pushed=lambda count: self._note_push(count),
@@ -242,7 +242,7 @@ class Run:
         """Send the callbacks a progress event on what all ranks did since the last one."""
         self.clock.lap("update")
         seconds = sum(self.clock.seconds.values())
-        event = progress_event(self.job, self.clock, self.since_log, self.told)
+        event = progress_event(self.job, self.clock, self.since_log, self.reported)
         if event is not None:
             with self._aside("telling"):
                 self.callbacks.progress(event)

@@ -2,7 +2,7 @@
 
 It is made at the end of a round, together with all ranks (`progress_event`). In a long round
 without common steps rank 0 makes events alone, from figures that the ranks leave in shared memory
-(`rounds.live_lines`); what they have reported is `Told`, and the event at the end has the rest.
+(`rounds.live_lines`); what they have reported is `Reported`, and the event at the end has the rest.
 """
 
 import math
@@ -23,7 +23,7 @@ Times = Sequence[Sequence[float]]
 
 
 @dataclass
-class Told:
+class Reported:
     """What events within the round have reported already; only rank 0 has any."""
 
     tally: Tally | None = None
@@ -39,15 +39,17 @@ class Told:
 
     def rest(self, tally: Tally, times: Times, seconds: float) -> tuple[Tally, Times, float]:
         """Return what no event has reported yet of the whole, and forget what they have."""
-        told = Told(self.tally, self.times, self.seconds)
+        reported = Reported(self.tally, self.times, self.seconds)
         self.tally, self.times, self.seconds = None, (), 0.0
-        if told.tally is None:
+        if reported.tally is None:
             return tally, times, seconds
-        left = [whole - part for whole, part in zip(tally.sums(), told.tally.sums(), strict=True)]
+        left = [
+            whole - part for whole, part in zip(tally.sums(), reported.tally.sums(), strict=True)
+        ]
         return (
             tally.with_sums(left),
-            _combined(times, told.times, -1),
-            max(0.0, seconds - told.seconds),
+            _combined(times, reported.times, -1),
+            max(0.0, seconds - reported.seconds),
         )
 
 
@@ -59,10 +61,10 @@ def _combined(times: Times, others: Times, sign: int) -> Times:
     ]
 
 
-def progress_event(job: Job, clock: Clock, tally: Tally, told: Told) -> Progress | None:
+def progress_event(job: Job, clock: Clock, tally: Tally, reported: Reported) -> Progress | None:
     """Return the event for the steps since `clock` was restarted, and restart it. A collective.
 
-    `tally` is that of all ranks over the same steps. None if all of it was `told` already.
+    `tally` is that of all ranks over the same steps. None if all of it was `reported` already.
     """
     seconds = sum(clock.seconds.values())
     mine = torch.tensor([*clock.seconds.values(), memory_in_use()], dtype=torch.float64)
@@ -70,8 +72,8 @@ def progress_event(job: Job, clock: Clock, tally: Tally, told: Told) -> Progress
     dist.all_gather(by_rank, mine)
     *times, memory = torch.stack(by_rank).T.tolist()
     clock.restart()
-    is_new = told.tally is None
-    tally, rest, seconds = told.rest(tally, times, seconds)
+    is_new = reported.tally is None
+    tally, rest, seconds = reported.rest(tally, times, seconds)
     if not (is_new or tally.count):
         return None
     return event_of(job, job.progress.samples, tally, rest, memory, seconds)

@@ -88,22 +88,7 @@ def make_job(
     if snapshot is not None:
         agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
     is_elastic = worker is not None
-    share = agree.everyone(
-        world, lambda: build.shares_weights(config, world, made.model, device, is_elastic)
-    )
-    pushes = not config.sync.mode.has_equal_steps
-    if pushes:
-        agree.everyone(world, lambda: _check_pushes(config, made.model, device))
-    replicated = build.distribute(
-        made.model,
-        optimizer,
-        # Each party's gradients are its own.
-        World.alone() if pushes else world,
-        config.accumulation,
-        share,
-        is_elastic,
-        build.make_averaging(config, made.model, optimizer, is_elastic),
-    )
+    share, replicated = _distributed(config, world, made.model, optimizer, device, is_elastic)
     job = Job(
         config=config,
         world=world,
@@ -129,6 +114,29 @@ def make_job(
     )
     place(job, world)
     return job
+
+
+def _distributed(
+    config: ResolvedConfig,
+    world: World,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    is_elastic: bool,
+) -> tuple[bool, ReplicatedOptimizer]:
+    """Return whether the workers of a host share weights, and the optimizer of this rank."""
+    share = agree.everyone(
+        world, lambda: build.shares_weights(config, world, model, device, is_elastic)
+    )
+    if not config.sync.mode.has_equal_steps:
+        agree.everyone(world, lambda: _check_pushes(config, model, device))
+        # Each party's gradients are its own.
+        world = World.alone()
+    averaging = build.make_averaging(config, model, optimizer, is_elastic)
+    made = build.distribute(
+        model, optimizer, world, config.accumulation, share, is_elastic, averaging
+    )
+    return share, made
 
 
 def _check_pushes(config: ResolvedConfig, model: nn.Module, device: torch.device) -> None:

@@ -48,11 +48,12 @@ def adder(shared: SharedModel) -> Callable[[Tensor], None]:
 
     def add_up(vector: Tensor) -> None:
         while True:
-            pieces = [shared.gather(piece) for piece in vector.split(_NUM_VALUES)]
-            if len({tuple(sorted(found)) for found in pieces}) <= 1:
+            starts = range(0, len(vector), _NUM_VALUES)
+            parts = [shared.gather(vector[start : start + _NUM_VALUES]) for start in starts]
+            if len({tuple(sorted(found)) for found in parts}) <= 1:
                 break
-            # A party was lost between two pieces, which all others know.
-        vector.copy_(torch.cat([_sum(found) for found in pieces]))
+            # A party was lost between two parts, which all others know.
+        vector.copy_(torch.cat([_sum(found) for found in parts]))
 
     return add_up
 

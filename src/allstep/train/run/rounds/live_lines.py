@@ -8,7 +8,7 @@ rank 0       every log_every  reads all rows as they are, and reports what is ne
 
 No party waits. A row is written number by number and may be read in between, so that a line may be
 off by one step of a party; the next line corrects it, and the event at the end of the round has the
-exact rest (`progress_event.Told`).
+exact rest (`progress_event.Reported`).
 """
 
 import torch
@@ -69,16 +69,16 @@ class LiveLines:
         """Send the callbacks what all parties did since the last line."""
         around, now = self._around, self._rows.clone()
         new = (now - self._at_last).clamp_(min=0)
-        told = around.told
+        reported = around.reported
         tally = like.with_sums(new[:, _TALLY : _TALLY + len(like.sums())].sum(0).tolist())
         times = new[:, :_MEMORY].T.tolist()
-        seconds = max(0.0, sum(around.clock.seconds.values()) - told.seconds)
+        seconds = max(0.0, sum(around.clock.seconds.values()) - reported.seconds)
         if not tally.count:
             return
         position = around.job.progress.samples + int(now[:, _CLAIMED].sum())
         memory = now[:, _MEMORY].tolist()
         around.callbacks.progress(event_of(around.job, position, tally, times, memory, seconds))
-        told.add(tally, times, seconds)
+        reported.add(tally, times, seconds)
         self._at_last = now
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 ```
 party 0   claim ── forward, backward ── push ── claim ── ...          |
 party 1   claim ───── forward, backward ───── push ── claim ── ...    | synchronize
-          '-- from here on no party waits for another, except as the mode says
+          '-- from here on no party waits for another, except as the mode demands
 ```
 
 A round ends at the next position at which something is due (`due`), or earlier: at a request to
@@ -27,8 +27,8 @@ from allstep import faults
 from allstep.data import Batch
 from allstep.errors import UserError
 from allstep.kvstore.training import Claim, SharedModel, SyncPoint
-from allstep.train.folder import order_log
-from allstep.train.folder.order_log import LoggedRound
+from allstep.train.folder import order_file
+from allstep.train.folder.order_file import LoggedRound
 from allstep.train.run.rounds.due import next_due
 from allstep.train.run.rounds.live_lines import LiveLines
 from allstep.train.run.rounds.round import Agreement, Surroundings
@@ -36,6 +36,9 @@ from allstep.train.run.rounds.share_stream import raise_together
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import reduce_step, update_weights
 from allstep.train.watch.events import PartyFigures, Synchronized
+
+# Seconds in which the parties of a host notice that one is lost.
+_NOTICED_WITHIN = 0.5
 
 
 class Pushes:
@@ -47,6 +50,8 @@ class Pushes:
         # Claims that were taken for the loader and whose step is not done.
         self._taken: deque[Claim] = deque()
         self._error: UserError | None = None
+        # When the launcher first asked to leave this world.
+        self._asked_at = math.inf
         self._start_sums()
 
     @property
@@ -163,9 +168,14 @@ class Pushes:
     def _must_leave(self) -> bool:
         """Return whether the launcher wants this world to end now.
 
-        After a loss it does so as well, but the living parties finish the round first.
+        After a loss it does so as well, but the living parties finish the round first. It may
+        notice a loss a moment before this party can.
         """
-        return self._around.must_leave_world() and not self._shared.newly_lost()
+        if not self._around.must_leave_world():
+            return False
+        now = time.perf_counter()
+        self._asked_at = min(self._asked_at, now)
+        return now - self._asked_at > _NOTICED_WITHIN and not self._shared.newly_lost()
 
     def _skip_claims(self) -> None:
         """Count the claims that are left as done, since all parties end with our error."""
@@ -209,7 +219,7 @@ class Pushes:
             tuple(tuple(push) for push in point.pushes),
         )
         try:
-            order_log.append(job.out, entry)
+            order_file.append(job.out, entry)
         except OSError as error:
             around.callbacks.event(
                 f"the order log was not written: {error.strerror or error}; this run cannot be"

@@ -17,7 +17,7 @@ from typing import Protocol
 from allstep.data import Batch
 from allstep.train.health.stop_request import Stopping
 from allstep.train.run.placed_job import Job
-from allstep.train.run.progress_event import Told
+from allstep.train.run.progress_event import Reported
 from allstep.train.step.after_step import StepOutcome
 from allstep.train.step.step import Clock
 from allstep.train.watch.callback import Callback
@@ -27,7 +27,7 @@ from allstep.train.watch.callback import Callback
 class Surroundings:
     """What a round uses of its run, in one world.
 
-    `clock` receives the time of the phases, `told` what a long round has reported before its end.
+    `clock` receives the time of the phases, `reported` what a long round reports before its end.
     `must_leave_world` returns whether the launcher asked this rank to leave its world,
     `is_save_due` whether it is time for a checkpoint. `has_pushed` is called with the updates of
     this rank within a round, for elastic runs.
@@ -37,7 +37,7 @@ class Surroundings:
     clock: Clock
     stopping: Stopping
     callbacks: Callback
-    told: Told
+    reported: Reported
     must_leave_world: Callable[[], bool]
     is_save_due: Callable[[], bool]
     has_pushed: Callable[[int], None]

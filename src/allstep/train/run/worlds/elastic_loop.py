@@ -41,7 +41,9 @@ class ElasticLoop(Run):
         # An evaluation needs the other ranks, the rest does not.
         if progress.owes is not None and not evaluates(job, progress.owes, progress.samples):
             self._settle(progress.owes)
-        self.training_seconds += sum(self.clock.seconds.values())
+        seconds = sum(self.clock.seconds.values())
+        self.training_seconds += seconds
+        self.seconds_since_evaluation += seconds
 
     def enter(self) -> None:
         """Continue in the world in which the job has been placed."""
@@ -85,6 +87,7 @@ class ElasticLoop(Run):
     def _note_push(self, count: int) -> None:
         # Fewer than the commits at the end of the round.
         self.changes.note_push(self.commits + count)
+        self.report_change(self.changes.end_change())
 
     def _must_leave_world(self) -> bool:
         return bool(requested_changes())

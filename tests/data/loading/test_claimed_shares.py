@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from allstep.data import Loader
-from allstep.data.loading.claims import ClaimedSamples
+from allstep.data.loading.claimed_shares import ClaimedSamples
 from allstep.data.order import Reader
 from support.array_sources import Arrays, Singly, noise_transform, sample_images
 
@@ -32,7 +32,7 @@ def test_two_parties_see_the_samples_of_one(
     options: dict[str, Any], nothing_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that claims are on both sides of the end of a block.
-    monkeypatch.setattr("allstep.data.loading.claims._BLOCK", 16)
+    monkeypatch.setattr("allstep.data.loading.claimed_shares._BLOCK", 16)
     images = sample_images(NUM)
     alone = Loader(Singly(images), noise_transform(), batch=10, seed=3, workers=0)
     expected = torch.cat([batch.data for batch in alone.batches(7, 2 * NUM)])
