@@ -7,6 +7,7 @@
 
 ```
 store           KVStore: checks arguments, visits keys; create
+training        a whole model: claims, pushes, synchronization points, order log, replay
 modes           what push and pull do: local, sync, async, stale
 updates         torch's optimizers on slices of shared memory, and the files of their state
 memory          locks, slices and waiting in memory that workers share
@@ -17,7 +18,8 @@ tensor_checks   checks of a script's tensors
 There is no server process (D16): the worker that pushes applies its gradient itself, slice by
 slice, under a lock that the kernel frees when its holder dies. Servers between hosts are planned.
 
-May import: `parallel`, `comm` and below; no front-end. Start with `store`, then `modes.each_push`.
+May import: `parallel`, `comm` and below; no front-end. Start with `store`, then `modes.each_push`;
+for `sync=` of a training with `training.shared_model`.
 """
 
 from allstep.kvstore.store import KVStore, create

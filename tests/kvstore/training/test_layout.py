@@ -27,10 +27,10 @@ def test_units_cover_each_element_once(is_whole: bool) -> None:
     (flat,) = layout.flats
     counts = [torch.zeros(each.numel()) for each in model.parameters()]
     for unit in layout.units:
-        for piece in unit.pieces:
-            assert unit.start <= piece.start < piece.end <= unit.end
-            counts[piece.number][piece.at : piece.at + piece.end - piece.start] += 1
-            assert piece.start - piece.at == flat.starts[piece.number]
+        for chunk in unit.chunks:
+            assert unit.start <= chunk.start < chunk.end <= unit.end
+            counts[chunk.number][chunk.at : chunk.at + chunk.end - chunk.start] += 1
+            assert chunk.start - chunk.at == flat.starts[chunk.number]
     assert all((count == 1).all() for count in counts)
     assert [unit.start for unit in layout.units[1:]] == [unit.end for unit in layout.units[:-1]]
     if is_whole:

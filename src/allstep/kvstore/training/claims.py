@@ -10,7 +10,7 @@ found there by others. These are given out again first, to the party that asks n
 
 **Kills.** A party that takes a claim writes its entry first and moves the counter then. `taker`
 names the entry meanwhile: if the party is killed in between, the next holder of the mutex drops the
-entry, unless the claim is already taken for good. An entry that was pushed completely is cleared by
+entry, unless the claim counts as taken already. An entry that was pushed completely is cleared by
 the next holder as well (`Settle`), before it could be given out again.
 
 With `lazy:K` a claim is a block of K steps, which `next` hands out one by one.

@@ -26,7 +26,7 @@ from allstep.parallel.exchange.packed_gradients import dense_strides
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """The elements `start` to `end` of a flat, which belong to parameter `number`.
 
     at: the first of them, counted from the start of the parameter.
@@ -46,7 +46,7 @@ class UnitPlan:
     group: int
     start: int
     end: int
-    pieces: tuple[Piece, ...]
+    chunks: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Layout:
         flat = self.flats[index]
         spans = self._whole_spans(flat) if self.is_whole else cut(flat.numel, flat.dtype.itemsize)
         return [
-            UnitPlan(index, flat.group, start, end, self._pieces(flat, start, end))
+            UnitPlan(index, flat.group, start, end, self._chunks(flat, start, end))
             for start, end in spans
         ]
 
@@ -111,13 +111,13 @@ class Layout:
                 begin = start
         return [*spans, (begin, flat.numel)]
 
-    def _pieces(self, flat: FlatPlan, start: int, end: int) -> tuple[Piece, ...]:
+    def _chunks(self, flat: FlatPlan, start: int, end: int) -> tuple[Chunk, ...]:
         found = []
         for number, at in flat.starts.items():
             first = max(start, at)
             last = min(end, at + self.named[number].parameter.numel())
             if first < last:
-                found.append(Piece(number, first, last, first - at))
+                found.append(Chunk(number, first, last, first - at))
         return tuple(found)
 
     @property

@@ -72,7 +72,7 @@ class ModelCopy:
             if (gradient := parameter.grad) is not None:
                 found[number] = gradient.to_dense() if gradient.is_sparse else gradient
         if is_first:
-            # A gap has a gradient of zero for good; an absent gradient counts as zero.
+            # Gaps always have a gradient of zero; an absent gradient counts as zero.
             self.missing = set(self._parameters)
             for number in self._parameters.keys() - found.keys():
                 self._views[number].zero_()

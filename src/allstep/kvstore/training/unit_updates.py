@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from allstep.errors import UserError
 from allstep.kvstore.memory.key_memory import aligned, tensor_in
-from allstep.kvstore.training.layout import Layout, Piece, UnitPlan
+from allstep.kvstore.training.layout import Chunk, Layout, UnitPlan
 from allstep.kvstore.training.whole_state import cut_state
 from allstep.kvstore.updates.slice_state import SliceState, StateEntry, state_entries
 from allstep.parallel.subclass import like
@@ -39,14 +39,14 @@ class StatePlan:
         self._outer, self._wrapped = outer, wrapped
         self._known: dict[Any, tuple[StateEntry, ...]] = {}
         self.entries = [
-            [self._entries(unit, piece, shape) for piece, shape in tensors_of(layout, unit)]
+            [self._entries(unit, chunk, shape) for chunk, shape in tensors_of(layout, unit)]
             for unit in layout.units
         ]
 
     def _entries(
-        self, unit: UnitPlan, piece: Piece | None, shape: torch.Size
+        self, unit: UnitPlan, chunk: Chunk | None, shape: torch.Size
     ) -> tuple[StateEntry, ...]:
-        given = cut_state(self.layout, unit, piece, self._outer.state)
+        given = cut_state(self.layout, unit, chunk, self._outer.state)
         dtype = self.layout.flats[unit.flat].dtype
         if given:
             return self._try(unit, shape, dtype, given)
@@ -99,13 +99,13 @@ class StatePlan:
         return memory[: 8 * len(self.layout.units)].cast("q"), states
 
 
-def tensors_of(layout: Layout, unit: UnitPlan) -> Iterator[tuple[Piece | None, torch.Size]]:
+def tensors_of(layout: Layout, unit: UnitPlan) -> Iterator[tuple[Chunk | None, torch.Size]]:
     """Yield the tensors that are updated in a unit: its parameters, or all of it (None)."""
     if not layout.is_whole:
         yield None, torch.Size([unit.end - unit.start])
         return
-    for piece in unit.pieces:
-        yield piece, layout.named[piece.number].parameter.shape
+    for chunk in unit.chunks:
+        yield chunk, layout.named[chunk.number].parameter.shape
 
 
 def inner_optimizer(outer: Any, wrapped: type) -> Any:
@@ -139,14 +139,14 @@ class UnitUpdates:
         self._inner = inner_optimizer(outer, wrapped)
         self._views = self.layout.views(flats)
         self._tensors = [
-            [self._tensor(unit, piece) for piece, _ in tensors_of(self.layout, unit)]
+            [self._tensor(unit, chunk) for chunk, _ in tensors_of(self.layout, unit)]
             for unit in self.layout.units
         ]
         self._groups: list[dict[str, Any]] = []
 
-    def _tensor(self, unit: UnitPlan, piece: Piece | None) -> Parameter:
+    def _tensor(self, unit: UnitPlan, chunk: Chunk | None) -> Parameter:
         flat = self._flats[unit.flat]
-        view = flat[unit.start : unit.end] if piece is None else self._views[piece.number]
+        view = flat[unit.start : unit.end] if chunk is None else self._views[chunk.number]
         return Parameter(view, requires_grad=False)
 
     def use_groups(self, groups: Sequence[Mapping[str, Any]], lrs: Sequence[float]) -> None:
@@ -156,7 +156,7 @@ class UnitUpdates:
     def apply(self, index: int, gradients: Sequence[Tensor], missing: set[int]) -> None:
         """Update unit `index`. gradients: flats. missing: parameters without a gradient."""
         unit, tensors = self.layout.units[index], self._tensors[index]
-        present = [piece for piece in unit.pieces if piece.number not in missing]
+        present = [chunk for chunk in unit.chunks if chunk.number not in missing]
         if not present:
             return
         state = self._inner.state
@@ -164,7 +164,7 @@ class UnitUpdates:
             for tensor, shared in zip(tensors, self.states[index], strict=True):
                 shared.load(state[tensor])
         flat = gradients[unit.flat]
-        is_part = len(present) < len(unit.pieces) and not self.layout.is_whole
+        is_part = len(present) < len(unit.chunks) and not self.layout.is_whole
         kept = self._kept(index, missing) if is_part else []
         self._set_gradients(unit, tensors, flat, missing)
         self._inner.param_groups = [{**self._groups[unit.group], "params": tensors}]
@@ -183,10 +183,10 @@ class UnitUpdates:
         if not self.layout.is_whole:
             tensors[0].grad = flat[unit.start : unit.end]
             return
-        for tensor, piece in zip(tensors, unit.pieces, strict=True):
-            if piece.number not in missing:
+        for tensor, chunk in zip(tensors, unit.chunks, strict=True):
+            if chunk.number not in missing:
                 # Parameters of an inner optimizer have the shape and strides of the model's.
-                tensor.grad = flat.as_strided(tensor.shape, tensor.stride(), piece.start)
+                tensor.grad = flat.as_strided(tensor.shape, tensor.stride(), chunk.start)
 
     def _kept(self, index: int, missing: set[int]) -> list[tuple[Tensor, Tensor]]:
         """Return the elements that must not change, each with a copy."""
@@ -195,10 +195,10 @@ class UnitUpdates:
         whole = [self._flats[unit.flat][unit.start : unit.end]]
         whole += [view for view in self.states[index][0].views if view.shape == (length,)]
         parts = [
-            view[piece.start - unit.start : piece.end - unit.start]
+            view[chunk.start - unit.start : chunk.end - unit.start]
             for view in whole
-            for piece in unit.pieces
-            if piece.number in missing
+            for chunk in unit.chunks
+            if chunk.number in missing
         ]
         return [(part, part.clone()) for part in parts]
 

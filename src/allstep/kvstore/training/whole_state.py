@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allstep.kvstore.training.layout import Layout, Piece, UnitPlan
+from allstep.kvstore.training.layout import Chunk, Layout, UnitPlan
 from allstep.kvstore.updates.slice_state import NUMBERS, SliceState
 from allstep.parallel.exchange.packed_gradients import flat_in_memory
 
 State = Mapping[Any, Mapping[str, Any]]
 
 
-def cut_state(layout: Layout, unit: UnitPlan, piece: Piece | None, state: State) -> dict[str, Any]:
+def cut_state(layout: Layout, unit: UnitPlan, chunk: Chunk | None, state: State) -> dict[str, Any]:
     """Return the state of a tensor that is updated in a unit, from that of whole parameters.
 
-    piece: its parameter, or None if the tensor is the whole unit. Values may be views of `state`.
+    chunk: its parameter, or None if the tensor is the whole unit. Values may be views of `state`.
     """
-    if piece is not None:
-        given = state.get(layout.named[piece.number].parameter, {})
+    if chunk is not None:
+        given = state.get(layout.named[chunk.number].parameter, {})
         return {key: value for key, value in given.items() if value is not None}
     found: dict[str, Any] = {}
-    for each in unit.pieces:
+    for each in unit.chunks:
         parameter = layout.named[each.number].parameter
         for key, value in state.get(parameter, {}).items():
             if value is None:
@@ -54,9 +54,9 @@ def whole_state(
     for unit, flag, mine in zip(layout.units, has_state, states, strict=True):
         if not flag:
             continue
-        for piece, shared in _pieces_with_state(layout, unit, mine):
-            parameter = layout.named[piece.number].parameter
-            values = found.setdefault(piece.number, {})
+        for chunk, shared in _chunks_with_state(layout, unit, mine):
+            parameter = layout.named[chunk.number].parameter
+            values = found.setdefault(chunk.number, {})
             for entry, view in zip(shared.entries, shared.views, strict=True):
                 if entry.kind != "tensor":
                     values.setdefault(entry.name, NUMBERS[entry.kind](view.item()))
@@ -65,29 +65,29 @@ def whole_state(
                 elif entry.shape != (unit.end - unit.start,):
                     values.setdefault(entry.name, view.clone())
                 else:
-                    _put_piece(values, entry.name, unit, piece, view, parameter)
+                    _put_chunk(values, entry.name, unit, chunk, view, parameter)
     return found
 
 
-def _pieces_with_state(
+def _chunks_with_state(
     layout: Layout, unit: UnitPlan, states: Sequence[SliceState]
-) -> Iterator[tuple[Piece, SliceState]]:
-    for place, piece in enumerate(unit.pieces):
-        yield piece, states[place if layout.is_whole else 0]
+) -> Iterator[tuple[Chunk, SliceState]]:
+    for place, chunk in enumerate(unit.chunks):
+        yield chunk, states[place if layout.is_whole else 0]
 
 
-def _put_piece(
+def _put_chunk(
     values: dict[str, Any],
     name: str,
     unit: UnitPlan,
-    piece: Piece,
+    chunk: Chunk,
     view: Tensor,
     parameter: Tensor,
 ) -> None:
     if name not in values:
         values[name] = torch.zeros_like(parameter, dtype=view.dtype)
-    part = view[piece.start - unit.start : piece.end - unit.start]
-    flat_in_memory(values[name])[piece.at : piece.at + len(part)] = part
+    part = view[chunk.start - unit.start : chunk.end - unit.start]
+    flat_in_memory(values[name])[chunk.at : chunk.at + len(part)] = part
 
 
 def put_state(
@@ -98,10 +98,10 @@ def put_state(
 ) -> None:
     """Set the state of all units from that of whole parameters."""
     for index, (unit, mine) in enumerate(zip(layout.units, states, strict=True)):
-        pieces = unit.pieces if layout.is_whole else (None,)
+        chunks = unit.chunks if layout.is_whole else (None,)
         flag = 0
-        for piece, shared in zip(pieces, mine, strict=True):
-            given = cut_state(layout, unit, piece, state)
+        for chunk, shared in zip(chunks, mine, strict=True):
+            given = cut_state(layout, unit, chunk, state)
             for entry, view in zip(shared.entries, shared.views, strict=True):
                 value = given.get(entry.name)
                 if value is None:
