@@ -86,7 +86,9 @@ def policy_of(
     from allstep.launch.roster import MAX_FAILURES, Policy
     from allstep.parallel.sync_mode import VARIABLE, sync_mode
 
-    survives = bool(sync) and sync_mode(sync, VARIABLE).survives_lost_party
+    mode = sync_mode(sync or "allreduce", VARIABLE)
+    # A script whose workers average weights waits for all of them, unless it is elastic itself.
+    survives = mode.survives_lost_party and not mode.has_equal_steps
     if not is_elastic(flags):
         return Policy.continuing(num_workers, grace) if survives and num_workers > 1 else None
     cooldown = flags.get("blacklist_cooldown_range")

@@ -14,6 +14,8 @@ def check_sync(config: ResolvedConfig) -> None:
     _common(config)
     if config.sync.mode.name == "server":
         _server(config)
+    elif config.sync.mode.name in ("local", "diloco"):
+        _averages(config)
     elif not config.sync.mode.has_equal_steps:
         _pushes(config)
 
@@ -31,6 +33,13 @@ def _common(config: ResolvedConfig) -> None:
             f"sync.scale=false is for pushes of a share of the batch, and an update of"
             f" sync={section.name} has the whole batch: omit it, or set sync=async or sync=stale:2"
         )
+    if section.mode.name != "diloco":
+        for name in ("outer_lr", "outer_momentum"):
+            if getattr(section, name) is not None:
+                raise ConfigError(
+                    f"sync.{name} is for the outer step of DiLoCo, and sync={section.name} has"
+                    " none: omit it, or set sync=diloco:32"
+                )
     if section.parties == "hosts" and is_push:
         raise ConfigError(
             f"sync.parties=hosts is not available with sync={section.name} yet; omit it, so that"
@@ -76,6 +85,49 @@ def _server(config: ResolvedConfig) -> None:
         raise ConfigError(
             "sync=server and precision=float16 exclude each other: float16 needs whole gradients to"
             " detect an overflow; set precision=bfloat16, or sync=allreduce"
+        )
+
+
+def _averages(config: ResolvedConfig) -> None:
+    """Check a mode in which each worker updates its own weights between two averages."""
+    name, from_epoch = config.sync.name, config.sync.mode.from_epoch
+    for is_set, found, why in (
+        (
+            config.model.norm in ("sync", "ghost"),
+            f"model.norm={config.model.norm}",
+            "its statistics are over the samples of all workers, which step alone; set"
+            " model.norm=batch or group",
+        ),
+        (
+            config.precision == "float16",
+            "precision=float16",
+            "a loss scale is common to all workers; set precision=bfloat16 or float32",
+        ),
+        (
+            config.share_weights is True,
+            "share_weights=true",
+            "between two averages each worker has other weights; omit it",
+        ),
+        (
+            config.noise_scale or config.growth.by_noise,
+            "the noise scale",
+            "it is measured on gradients at equal weights; omit noise_scale and growth.by_noise",
+        ),
+        (
+            config.optimizer.noise > 0 or config.optimizer.noise_like is not None,
+            "gradient noise",
+            "its variance is that of an update from a whole batch; omit optimizer.noise and"
+            " optimizer.noise_like",
+        ),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"{found} and sync={name} exclude each other: {why}, or set sync=allreduce"
+            )
+    if from_epoch and from_epoch >= config.num_epochs:
+        raise ConfigError(
+            f"sync={name} averages from epoch {from_epoch} on, and the run has"
+            f" {config.num_epochs}: set a smaller epoch, or sync=allreduce"
         )
 
 

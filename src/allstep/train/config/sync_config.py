@@ -13,7 +13,7 @@ from allstep.parallel.sync_mode import SyncMode, sync_mode
 from allstep.train.config.number_types import Decay, Positive
 from allstep.train.config.section import Section
 
-AVAILABLE = ("allreduce", "server", "async", "stale", "clock", "lazy")
+AVAILABLE = ("allreduce", "server", "async", "stale", "clock", "lazy", "local", "diloco")
 """Modes that `allstep train` can run."""
 
 

@@ -145,7 +145,7 @@ class Run:
         while not (why := self.job.why_over()):
             before, updates = progress.samples, progress.updates
             agreed = self.round.go()
-            self._note(agreed.outcome, agreed.last)
+            self._note(agreed.outcome, agreed.last, agreed.updates)
             progress.owes, progress.samples = before, agreed.position
             progress.updates += agreed.updates
             if agreed.lost:
@@ -162,8 +162,8 @@ class Run:
         self.checkpoints.finish(f"the run is over after {progress.samples} samples ({why})")
         return why
 
-    def _note(self, outcome: StepOutcome, batch: Batch) -> None:
-        """Add the step of all ranks to the sums, the loss watch, the noise scale and the EMA."""
+    def _note(self, outcome: StepOutcome, batch: Batch, updates: int) -> None:
+        """Add the round of all ranks to the sums, the loss watch, the noise scale and the EMA."""
         job, total = self.job, outcome.tally
         self.since_log, job.progress.since = self.since_log + total, job.progress.since + total
         norms = job.trainer.optimizer.norms
@@ -171,7 +171,7 @@ class Run:
         if job.noise is not None and norms is not None:
             measure_noise(job.noise, job.trainer, norms, outcome.samples)
         if job.ema is not None:
-            job.ema.update()
+            job.ema.update(updates)
 
     def _judge(self, verdict: Spike | Diverged | None, batch: Batch) -> None:
         """Report a spike of the loss; end the run on all ranks, unsaved, if it has diverged."""

@@ -107,6 +107,7 @@ def make_job(
         notes=[
             *splits.notes,
             *made.notes,
+            *build.outer_note(replicated),
             *filter(None, [note(config)]),
             *notes(config, world.size, num_train),
         ],
@@ -131,7 +132,10 @@ def _distributed(
         agree.everyone(world, lambda: _check_pushes(config, model, device))
         # Each party's gradients are its own.
         world = World.alone()
-    made = build.distribute(model, optimizer, world, config.accumulation, share, is_elastic)
+    averaging = build.make_averaging(config, model, optimizer, is_elastic)
+    made = build.distribute(
+        model, optimizer, world, config.accumulation, share, is_elastic, averaging
+    )
     return share, made
 
 

@@ -28,7 +28,23 @@ def _waiting(config: ResolvedConfig, num_parties: int) -> str:
         "clock": f"a worker waits while it is more than {_steps(number)} ahead of the slowest",
         "lazy": f"no worker waits for another one, and each pushes the sum of {_steps(number)}",
     }
+    if mode.averages_weights:
+        return _averages(config)
     return waiting.get(mode.name, "the workers wait for each other at intervals")
+
+
+def _averages(config: ResolvedConfig) -> str:
+    """Return the sentence of a mode that averages weights."""
+    mode = config.sync.mode
+    text = (
+        f"every worker trains alone for {_steps(mode.number)} on its share of each batch, then all"
+        " wait for each other and take the mean of their weights"
+    )
+    if mode.name == "diloco":
+        text += ", with an outer Nesterov step"
+    if mode.from_epoch:
+        text += f"; before epoch {mode.from_epoch} they wait for each other at every step"
+    return text
 
 
 def _steps(number: int) -> str:

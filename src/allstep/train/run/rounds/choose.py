@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping
 
 from allstep.train.run.rounds.each_step import EachStep
+from allstep.train.run.rounds.local_steps import LocalFromEpoch, LocalSteps
 from allstep.train.run.rounds.pushes import Pushes
 from allstep.train.run.rounds.round import Round, Surroundings
 
 _ROUNDS: Mapping[str, Callable[[Surroundings], Round]] = {
     "allreduce": EachStep,
     "server": EachStep,
+    "local": LocalFromEpoch,
+    "diloco": LocalSteps,
     "async": Pushes,
     "stale": Pushes,
     "clock": Pushes,

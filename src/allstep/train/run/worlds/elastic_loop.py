@@ -37,6 +37,7 @@ class ElasticLoop(Run):
         job, progress = self.job, self.job.progress
         self.round.undo()
         self.round.close()
+        self.checkpoints.is_alone = True
         # An evaluation needs the other ranks, the rest does not.
         if progress.owes is not None and not evaluates(job, progress.owes, progress.samples):
             self._settle(progress.owes)
