@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from allstep.cli.predict import RunFolder, Trust
+from allstep.cli.saved_run.predict import RunFolder, Trust
 from allstep.console.escape import print_line
 
 if TYPE_CHECKING:
