@@ -34,6 +34,7 @@ from allstep.faults.spec import VARIABLE, check, join, parse_all
 
 __all__ = [
     "AGENT",
+    "FAULT_RANK",
     "VARIABLE",
     "InjectedFault",
     "Injector",
