@@ -76,7 +76,7 @@ def forked(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...
         ended = pool.submit(ranks, num_ranks, step_rank.main, model, batch, str(path))
         ending.callback(lambda: ended.result(100))
         team = comm.Team(name, None, folder / "ranks.txt")  # type: ignore[arg-type]
-        comm._gather(team, door, num_ranks, ending)
+        comm._gather(team, door, num_ranks, ending, 100)
         return team
 
     monkeypatch.setattr(step, "start_team", start)
