@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from allstep.kvstore.memory.key_memory import Slice, StoredKey
-from allstep.kvstore.modes.shared_values import SharedValues, apply_slice
+from allstep.kvstore.modes.shared_values import SharedValues
 from allstep.kvstore.rules.store_kinds import StoreKind
-from allstep.kvstore.updates.key_optimizer import plain_sum
+from allstep.kvstore.updates.key_optimizer import apply_slice, plain_sum
 from allstep.process.futex import new_fence
 
 # The number in a worker's line: its pushes of this key, thus its rounds.
@@ -33,8 +33,8 @@ class EachRound(SharedValues):
 
     sums = True
 
-    def __init__(self, kind: StoreKind) -> None:
-        super().__init__(kind)
+    def __init__(self, kind: StoreKind, members: Sequence[int] = ()) -> None:
+        super().__init__(kind, members)
         self._fence = new_fence()
         self._scratch: dict[torch.dtype, Tensor] = {}
 
@@ -43,7 +43,7 @@ class EachRound(SharedValues):
         number = self._round(stored)
         if any(each.num_updates < number for each in stored.slices):
             self._finish(stored, number, ())
-        stored.contributions[self.rank].copy_(gradient)
+        stored.contributions[self.parties.rank].copy_(gradient)
         self._fence()
         self.set_number(stored, _PUSHES, number + 1)
 
@@ -63,13 +63,13 @@ class EachRound(SharedValues):
 
     def _round(self, stored: StoredKey) -> int:
         """Return the number of rounds to which this worker has contributed."""
-        return stored.workers[stored.number(self.rank, _PUSHES)]
+        return stored.workers[stored.number(self.parties.rank, _PUSHES)]
 
     def _finish(self, stored: StoredKey, number: int, outs: Sequence[Tensor]) -> None:
         """Wait for round `number`, make the updates of it that are left, and copy the value."""
         self._wait_for_pushes(stored, number)
         slices = stored.slices
-        first = self.rank * len(slices) // self.num_workers
+        first = self.parties.rank * len(slices) // self.parties.size
         for each in (*slices[first:], *slices[:first]):
             each.acquire(self._caller, "pull")
             try:
@@ -82,7 +82,7 @@ class EachRound(SharedValues):
     def _wait_for_pushes(self, stored: StoredKey, number: int) -> None:
         """Wait until all workers have contributed to round `number`."""
         workers = stored.workers
-        for rank in range(self.num_workers):
+        for rank in range(self.parties.size):
             at = stored.number(rank, _PUSHES)
             if workers[at] >= number:
                 continue

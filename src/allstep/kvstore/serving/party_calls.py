@@ -1,0 +1,100 @@
+"""Calls that all parties of a store make together: barriers, and texts that they compare.
+
+A state machine with a condition: one thread for each party calls `enter`, which returns when all
+others have entered, left or been lost. Each call returns the text of every party, and None for
+those that are no longer there.
+"""
+
+from collections.abc import Callable, Iterable
+from threading import Condition
+
+from allstep.errors import CollectiveMismatch, PeerLost
+
+LEFT, LOST = "has closed its store", "its link has ended"
+
+
+class PartyCalls:
+    """The parties of a store and their common calls.
+
+    at_end: called, under the condition, when a call is complete, with what it was.
+    """
+
+    def __init__(self, num_parties: int, at_end: Callable[[str], None]) -> None:
+        self.changed = Condition()
+        self.num_parties = num_parties
+        self.gone: dict[int, str] = {}
+        self._at_end = at_end
+        self._entered: dict[int, tuple[str, str]] = {}
+        self._number = 0
+        self._texts: list[str | None] = []
+        self._mismatch: str | None = None
+
+    @property
+    def living(self) -> list[int]:
+        """The parties that have neither left nor been lost."""
+        return [party for party in range(self.num_parties) if party not in self.gone]
+
+    def idle(self) -> set[int]:
+        """Return the parties that push nothing: gone, or in a call."""
+        return {*self.gone, *self._entered}
+
+    def leave(self, party: int, why: str) -> None:
+        """Count a party as gone; the first reason stays."""
+        with self.changed:
+            self.gone.setdefault(party, why)
+            self._entered.pop(party, None)
+            self._complete()
+            self.changed.notify_all()
+
+    def enter(self, party: int, what: str, text: str, *, needs_all: bool) -> list[str | None]:
+        """Wait until all living parties have entered; return the text of each party.
+
+        what: the call, which must be the same for all. needs_all: raise PeerLost if one is gone.
+        """
+        with self.changed:
+            number = self._number
+            self._entered[party] = (what, text)
+            self._complete()
+            self.changed.notify_all()
+            while self._number == number:
+                if needs_all:
+                    self._check_all(party, what)
+                self.changed.wait(1.0)
+            if self._mismatch is not None:
+                raise CollectiveMismatch(self._mismatch)
+            texts = self._texts
+            if needs_all and None in texts:
+                self._check_all(party, what)
+            return texts
+
+    def _check_all(self, party: int, what: str) -> None:
+        if self.gone:
+            self._entered.pop(party, None)
+            raise self.lost(f"kvstore, {what}", self.gone)
+
+    def lost(self, what: str, parties: Iterable[int]) -> PeerLost:
+        """Return the error for a call that needs a party that is gone."""
+        party = min(parties)
+        return PeerLost(f"{what}: lost rank {party} ({self.gone[party]})", peer=party)
+
+    def _complete(self) -> None:
+        """End the call if all living parties have entered."""
+        if not self._entered or set(self._entered) != set(self.living):
+            return
+        calls = {party: what for party, (what, _) in self._entered.items()}
+        first, *others = sorted(calls)
+        other = next((party for party in others if calls[party] != calls[first]), None)
+        self._mismatch = (
+            None
+            if other is None
+            else f"kvstore: rank {first} calls {calls[first]} and rank {other} calls"
+            f" {calls[other]}; all workers make these calls in the same order"
+        )
+        self._texts = [
+            self._entered[party][1] if party in self._entered else None
+            for party in range(self.num_parties)
+        ]
+        self._at_end(calls[first])
+        self._entered = {}
+        self._number += 1
+        self.changed.notify_all()

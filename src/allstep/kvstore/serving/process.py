@@ -1,0 +1,147 @@
+"""The server process: accepts the stores that workers announce, until the run ends.
+
+    python -m allstep.kvstore.serving.process
+
+Started by `allstep run --servers N`, it has its name in ALLSTEP_SERVER and the launcher's store in
+its environment; the agent of its host ends it with the run. Started by a worker, it reads name and
+store from its standard input, and ends with that worker (`links.own_server`).
+
+The main thread waits for announcements and looks at the links twice a second; each link has a
+thread of its own.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+
+from allstep import wire
+from allstep.comm.join.launcher_store import WireStore
+from allstep.comm.join.rendezvous import connect_to_launcher
+from allstep.console.escape import print_notice
+from allstep.kvstore.links.announced import SERVER, read_announced, store_key, up_key
+from allstep.kvstore.serving.link_thread import LinkThread
+from allstep.kvstore.serving.served_store import ServedStore
+from allstep.limits import Limits, read_limits
+from allstep.process.family import die_with_parent
+
+_LOOK_SECONDS = 0.25
+
+
+class Server:
+    """One server. has_more: returns whether further stores may come."""
+
+    def __init__(
+        self, name: str, store: Store, limits: Limits, has_more: Callable[[], bool]
+    ) -> None:
+        self._name, self._store, self._limits = name, store, limits
+        self._has_more = has_more
+        self._links: list[LinkThread] = []
+        self._num_stores = 0
+        self._connecting = 0
+        # Gloo's connections are found by comparing open files, so one group connects at a time.
+        self._one = threading.Lock()
+
+    def run(self) -> None:
+        """Serve until no store is left and none can come; raises if the ranks' store is gone."""
+        card = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
+        self._store.set(up_key(self._name), card)
+        while self._has_more() or self._connecting or not all(each.is_over for each in self._links):
+            if (text := self._next()) is not None:
+                self._connecting += 1
+                threading.Thread(target=self._accept, args=(text,), daemon=True).start()
+            for link in self._links:
+                link.look()
+            self._links = [link for link in self._links if not link.is_over]
+
+    def _next(self) -> bytes | None:
+        """Return the next announcement, or None after a moment."""
+        key = store_key(self._name, self._num_stores + 1)
+        if not self._has_more():
+            time.sleep(_LOOK_SECONDS)
+            return None
+        try:
+            self._store.wait([key], timedelta(seconds=_LOOK_SECONDS))
+        except dist.DistStoreError:
+            return None
+        self._num_stores += 1
+        return bytes(self._store.get(key))
+
+    def _accept(self, text: bytes) -> None:
+        """Connect to the workers of a store, in order of rank."""
+        try:
+            served = ServedStore(read_announced(text))
+            for party in range(served.announced.num_parties):
+                try:
+                    with self._one:
+                        link = LinkThread(served, party, self._store, self._limits)
+                    self._links.append(link)
+                except RuntimeError as error:
+                    line = str(error).partition("\n")[0]
+                    print_notice(
+                        f"kvstore: server {self._name} has no link to rank {party}: {line}"
+                    )
+                    served.leave(party, in_order=False)
+        finally:
+            self._connecting -= 1
+
+
+def main() -> int:
+    """Run a server as a process; return its exit code."""
+    torch.set_num_threads(1)
+    limits = read_limits()
+    try:
+        if name := os.environ.get(SERVER):
+            Server(name, connect_to_launcher(limits), limits, lambda: True).run()
+        else:
+            _serve_worker(limits)
+    # The store of the ranks has ended, and the run with it.
+    except (ConnectionError, RuntimeError) as error:
+        print_notice(f"kvstore server: {str(error).partition(chr(10))[0]}")
+        return 1
+    return 0
+
+
+def _serve_worker(limits: Limits) -> None:
+    """Serve the worker that started this process, as it writes to the standard input."""
+    die_with_parent()
+    access: dict[str, Any] = json.loads(sys.stdin.readline())
+    if os.getppid() != access["parent"]:
+        return
+    ended = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    with _reached(access, limits) as store:
+        Server(access["name"], store, limits, lambda: not ended.is_set()).run()
+
+
+@contextmanager
+def _reached(access: dict[str, Any], limits: Limits) -> Iterator[Store]:
+    if "tcp" in access:
+        host, port = access["tcp"]
+        yield TCPStore(host, port, is_master=False, timeout=timedelta(seconds=limits.start))
+        return
+    host, port = access["wire"]
+    client = wire.Client([(host, port)], access["token"], limits.start, access["ticket"])
+    yield WireStore(client, timedelta(seconds=limits.timeout))
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    # Threads that Gloo does not wake must not hold up the end.
+    os._exit(code)
