@@ -30,6 +30,7 @@ from allstep.cli.options import (
     use_stop_signal,
 )
 from allstep.cli.run_hosts import most_ranks, used_hosts, wanted_workers
+from allstep.cli.server_options import ServerHosts, Servers, hosts_with_servers
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
@@ -156,6 +157,8 @@ def run(
     replace_gloo: ReplaceGloo = False,
     max_failures: MaxFailures = None,
     fault: Faults = None,
+    servers: Servers = None,
+    server_hosts: ServerHosts = None,
     check_build: CheckBuild = False,
     version: Version = False,
     *,
@@ -179,6 +182,7 @@ def run(
     flags = with_max_failures(flags, max_failures)
     used = used_hosts(hosts, hostfile, flags, wanted, srun=srun)
     size = most_ranks(used, flags)
+    used, serving = hosts_with_servers(used, servers, server_hosts, flags)
     env = _environment(exported, as_horovod or as_horovodrun, replace_gloo)
     job = Job(
         _with_interpreter(command),
@@ -195,6 +199,8 @@ def run(
         srun=srun,
         grace=grace,
         max_workers=size,
+        num_servers=servers or 0,
+        server_hosts=serving,
     )
     if idle := idle_options(flags, as_horovodrun=as_horovodrun):
         _notice(f"without effect here: {idle}")

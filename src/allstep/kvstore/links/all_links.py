@@ -13,8 +13,8 @@ store that has failed are not used again.
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -66,9 +66,7 @@ class Links:
         text: what this worker does, for reports.
         """
         found: list[tuple[int, Header]] = self._guarded(lambda: self._run(requests), text)
-        for server, header in found:
-            if header.status != OK:
-                self._raise(server, text)
+        self._raise_from({server for server, header in found if header.status != OK}, text)
         return [header for _, header in found]
 
     def _run(self, requests: Sequence[Request]) -> list[tuple[int, Header]]:
@@ -89,11 +87,10 @@ class Links:
     ) -> tuple[Header, Tensor]:
         """Send one request whose answer may have any size; return the answer."""
         answer, data = self._guarded(lambda: self._ask(server, header, payload), text)
-        if answer.status != OK:
-            self._raise(server, text)
+        self._raise_from({server} if answer.status != OK else (), text)
         return answer, data
 
-    def ask_all(self, header: Header, text: str, payload: Tensor) -> list[Tensor]:
+    def ask_all(self, header: Header, text: str, payload: Tensor | None) -> list[Tensor]:
         """Send one request to all servers, and then wait for their answers, of any size."""
 
         def act() -> list[tuple[Header, Tensor]]:
@@ -102,9 +99,8 @@ class Links:
             return [self._answer(pair) for pair in self._pairs]
 
         found = self._guarded(act, text)
-        for server, (answer, _) in enumerate(found):
-            if answer.status != OK:
-                self._raise(server, text)
+        failed = {server for server, (answer, _) in enumerate(found) if answer.status != OK}
+        self._raise_from(failed, text)
         return [data for _, data in found]
 
     def _ask(self, server: int, header: Header, payload: Tensor | None) -> tuple[Header, Tensor]:
@@ -118,14 +114,23 @@ class Links:
         pair.receive_into(data)
         return answer, data
 
-    def _raise(self, server: int, text: str) -> NoReturn:
-        """Raise the error that a server has reported."""
+    def check(self, text: str) -> None:
+        """Raise what went wrong on a server since its last answer."""
+        self.ask_all(Header(Kind.CHECK), text, None)
+
+    def _raise_from(self, servers: Collection[int], text: str) -> None:
+        """Raise the error of the first of these servers; all of them forget theirs."""
+        errors = [self._error_of(server, text) for server in sorted(servers)]
+        if errors:
+            raise errors[0]
+
+    def _error_of(self, server: int, text: str) -> AllstepError:
         _, data = self._guarded(lambda: self._ask(server, Header(Kind.WHY), None), text)
         found = json.loads(bytes_text(data))
-        error, text, peer = _ERRORS.get(found["error"], CommError), found["text"], found["peer"]
+        error, why, peer = _ERRORS.get(found["error"], CommError), found["text"], found["peer"]
         if issubclass(error, CommError):
-            raise error(text, rank=self._rank, peer=peer)
-        raise error(f"{text} ({self._name(server)})")
+            return error(why, rank=self._rank, peer=peer)
+        return error(f"{why} ({self._name(server)})")
 
     # Waiting, and the loss of a server
 

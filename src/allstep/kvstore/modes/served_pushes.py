@@ -66,6 +66,7 @@ class ServedPushes:
             self._cut_no_key()
         self.servers.from_rank_0("set_optimizer", lambda: self.servers.send_optimizer(chosen))
         self.chosen = chosen
+        self.servers.warn_if_idle()
 
     def _cut_no_key(self) -> None:
         """Place all keys anew, each whole on one server."""
@@ -161,6 +162,7 @@ class ServedPushes:
 
     def barrier(self) -> None:
         """Wait until all workers that are not lost have called this."""
+        self.servers.warn_if_idle()
         self.servers.barrier(needs_all=False)
 
     def close(self) -> None:

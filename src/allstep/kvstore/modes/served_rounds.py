@@ -80,6 +80,7 @@ class ServedRounds(EachRound):
             self._cut_no_key()
         self.servers.from_rank_0("set_optimizer", lambda: self.servers.send_optimizer(chosen))
         self.chosen = chosen
+        self.servers.warn_if_idle()
 
     def _cut_no_key(self) -> None:
         """Place all keys anew, each whole on one server."""
@@ -208,6 +209,7 @@ class ServedRounds(EachRound):
 
     def barrier(self) -> None:
         """Wait until all workers of all hosts have called this."""
+        self.servers.warn_if_idle()
         self.servers.barrier(needs_all=True)
 
     def close(self) -> None:

@@ -140,7 +140,6 @@ class StoreServers:
         sizes = {form.key: (form.numel, form.dtype.itemsize) for form in forms}
         placed = self._placement.add(sizes)
         self.parts.update(placed)
-        self._warn_if_idle()
         return [
             KeyShape(
                 form.key, form.shape, form.dtype, tuple(part.span for part in placed[form.key])
@@ -148,16 +147,17 @@ class StoreServers:
             for form in forms
         ]
 
-    def _warn_if_idle(self) -> None:
-        """Print once that some servers store nothing, when the first keys have been placed."""
+    def warn_if_idle(self) -> None:
+        """Print once that some servers store nothing, when the keys have been placed."""
         idle = sum(not used for used in self._placement.fill)
-        if self.rank == 0 and idle and not self._has_warned:
+        if self.rank == 0 and idle and self.parts and not self._has_warned:
+            self._has_warned = True
             num, parts = len(self._links), sum(map(len, self.parts.values()))
             print_notice(
-                f"kvstore: {num} servers for {parts} slices: {idle} of them store nothing so far;"
-                " fewer servers do the same"
+                f"kvstore: {num} servers, but the values have {parts}"
+                f" slice{'s' if parts > 1 else ''}: {idle} of the servers store nothing; fewer"
+                " servers do the same"
             )
-        self._has_warned = True
 
     def send_values(self, forms: Sequence[KeyShape], values: Mapping[Key, Tensor]) -> None:
         """Send the first values of placed keys; called by rank 0."""
@@ -173,12 +173,7 @@ class StoreServers:
                 requests.append(Request(part.server, init, text_bytes(text)))
                 requests.append(Request(part.server, value, as_bytes(flat[start:end])))
         self._links.run(requests, "init")
-        self._check_servers("init")
-
-    def _check_servers(self, text: str) -> None:
-        """Raise what went wrong on a server since the last answer."""
-        for server in range(len(self._links)):
-            self._links.ask(server, Header(Kind.CHECK), text)
+        self._links.check("init")
 
     def place_whole(self) -> None:
         """Forget all parts, and cut no key from now on: an optimizer needs whole layers."""
@@ -240,7 +235,7 @@ class StoreServers:
         self._links.run(
             [Request(server, header, text) for server in range(len(self._links))], "set_optimizer"
         )
-        self._check_servers("set_optimizer")
+        self._links.check("set_optimizer")
 
     def state(self, stored: StoredKey) -> list[Named]:
         """Return the state of a key, joined from its parts; empty if it has had no update."""
@@ -296,7 +291,7 @@ class StoreServers:
                 header = Header(Kind.PUT_STATE, part.number, a=index)
                 requests.append(Request(part.server, header, as_bytes(data)))
         self._links.run(requests, "load_optimizer_states")
-        self._check_servers("load_optimizer_states")
+        self._links.check("load_optimizer_states")
 
     # The end
 

@@ -1,10 +1,20 @@
 """Which server stores which bytes of which key: placement by bytes, with large keys cut.
 
 Placement by the number of keys, as in other systems, puts a model's one large layer on one server,
-which then carries most of the traffic while the others are idle. Here every key above a twentieth
-of a server's fair share is cut into parts of that size, of at most 1 MB, and the largest part left
-goes to the server with the fewest bytes. The fullest server therefore has at most a twentieth more
-than the mean.
+which then carries most of the traffic while the others are idle. Here the largest part left goes to
+the server with the fewest bytes, and keys are cut:
+
+=======================================  =====================================================
+a key of                                 is cut
+=======================================  =====================================================
+16 KB or more for each server            into equal parts, as many on each server, of at most
+                                         1 MB; fewer parts would cost as many bytes
+less, but above 1/20 of a server's fair  into parts of that size, of at least 16 KB
+share
+less than that                           not
+=======================================  =====================================================
+
+Equal parts leave the servers equal, so the fullest one has at most a twentieth more than the mean.
 
 Keys may come in several calls. `Placement` then counts from what the servers have already, so small
 keys that come one by one fill the servers evenly, too.
@@ -21,7 +31,7 @@ _SHARES = 20
 # Parts start at multiples of this, so that no element is cut.
 _ALIGNED = 64
 # Below this, a part costs more than the imbalance that it avoids.
-MIN_PART = 4096
+MIN_PART = 1 << 14
 
 
 class Part(NamedTuple):
@@ -92,8 +102,11 @@ def place(
     """
     fair = sum(nbytes.values()) / num_servers
     step = max(MIN_PART, int(fair / _SHARES) // _ALIGNED * _ALIGNED)
-    step = max(1, *nbytes.values()) if is_whole and nbytes else min(step, SLICE_BYTES)
-    parts = [part for key, size in nbytes.items() for part in _parts(key, size, step)]
+    parts = [
+        part
+        for key, size in nbytes.items()
+        for part in _parts(key, size, max(1, size) if is_whole else _step(size, num_servers, step))
+    ]
     # The sort is stable, so every worker computes the same placement.
     parts.sort(key=lambda part: -part.nbytes)
     servers: list[list[Part]] = [[] for _ in range(num_servers)]
@@ -106,6 +119,14 @@ def place(
         servers[number].append(part)
         heapreplace(heap, (used + part.nbytes, number))
     return servers
+
+
+def _step(size: int, num_servers: int, step: int) -> int:
+    """Return the bytes of a part of a key. step: of keys that are too small for equal parts."""
+    if size < num_servers * MIN_PART:
+        return min(step, SLICE_BYTES)
+    num_parts = num_servers * -(-size // (num_servers * SLICE_BYTES))
+    return min(SLICE_BYTES, -(-size // (num_parts * _ALIGNED)) * _ALIGNED)
 
 
 def _parts(key: Key, size: int, step: int) -> list[Part]:

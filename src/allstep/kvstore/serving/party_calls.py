@@ -5,7 +5,7 @@ others have entered, left or been lost. Each call returns the text of every part
 those that are no longer there.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from threading import Condition
 
 from allstep.errors import CollectiveMismatch, PeerLost
@@ -16,14 +16,17 @@ LEFT, LOST = "has closed its store", "its link has ended"
 class PartyCalls:
     """The parties of a store and their common calls.
 
-    at_end: called, under the condition, when a call is complete, with what it was.
+    at_end: called when a call is complete, with what it was. at_change: called when a party has
+    entered or is gone. Both are called under the condition.
     """
 
-    def __init__(self, num_parties: int, at_end: Callable[[str], None]) -> None:
+    def __init__(
+        self, num_parties: int, at_end: Callable[[str], None], at_change: Callable[[], None]
+    ) -> None:
         self.changed = Condition()
         self.num_parties = num_parties
         self.gone: dict[int, str] = {}
-        self._at_end = at_end
+        self._at_end, self._at_change = at_end, at_change
         self._entered: dict[int, tuple[str, str]] = {}
         self._number = 0
         self._texts: list[str | None] = []
@@ -44,6 +47,7 @@ class PartyCalls:
             self.gone.setdefault(party, why)
             self._entered.pop(party, None)
             self._complete()
+            self._at_change()
             self.changed.notify_all()
 
     def enter(self, party: int, what: str, text: str, *, needs_all: bool) -> list[str | None]:
@@ -54,27 +58,22 @@ class PartyCalls:
         with self.changed:
             number = self._number
             self._entered[party] = (what, text)
+            self._at_change()
             self._complete()
             self.changed.notify_all()
             while self._number == number:
-                if needs_all:
-                    self._check_all(party, what)
                 self.changed.wait(1.0)
             if self._mismatch is not None:
                 raise CollectiveMismatch(self._mismatch)
-            texts = self._texts
-            if needs_all and None in texts:
-                self._check_all(party, what)
-            return texts
+            if needs_all and None in self._texts:
+                # On all living parties, so that they agree which calls they have made.
+                raise self.lost(f"kvstore, {what}")
+            return self._texts
 
-    def _check_all(self, party: int, what: str) -> None:
-        if self.gone:
-            self._entered.pop(party, None)
-            raise self.lost(f"kvstore, {what}", self.gone)
-
-    def lost(self, what: str, parties: Iterable[int]) -> PeerLost:
+    def lost(self, what: str) -> PeerLost:
         """Return the error for a call that needs a party that is gone."""
-        party = min(parties)
+        # One that has left may have done so because of another that was lost.
+        party = min(self.gone, key=lambda each: (self.gone[each] != LOST, each))
         return PeerLost(f"{what}: lost rank {party} ({self.gone[party]})", peer=party)
 
     def _complete(self) -> None:

@@ -54,6 +54,8 @@ class ServedPart:
         self._contributions: list[Tensor | None] = [None] * num_hosts
         self._arrived: set[int] = set()
         self._reads: dict[int, int] = {}
+        # The oldest gradient that was applied, in updates of other parties (mode stale).
+        self.max_age = 0
 
     @property
     def version(self) -> int:
@@ -138,7 +140,9 @@ class ServedPart:
                 )
             if self._bound is not None:
                 self._wait_for_older(party, idle)
-                # Its own update makes its next gradient no older.
+                if (read := self._reads.get(party, NONE)) != NONE:
+                    self.max_age = max(self.max_age, self.version - read)
+                # Until the next pull it computes no gradient.
                 self._reads[party] = NONE
             self._update(gradient)
             self.changed.notify_all()

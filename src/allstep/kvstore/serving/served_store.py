@@ -29,7 +29,7 @@ class ServedStore:
         self.announced = announced
         self.is_sync = announced.mode == "sync"
         self.parts: dict[int, ServedPart] = {}
-        self.calls = PartyCalls(announced.num_parties, self._at_end_of_call)
+        self.calls = PartyCalls(announced.num_parties, self._at_end_of_call, self._wake_parts)
         self._chosen: OptimizerClass | None = None
         self._num_hosts = len(set(announced.hosts))
         is_stale = announced.mode == "stale"
@@ -103,7 +103,7 @@ class ServedStore:
 
         def check() -> None:
             if self.calls.gone:
-                raise self.calls.lost(f"pull of key {part.form.key!r}", self.calls.gone)
+                raise self.calls.lost(f"pull of key {part.form.key!r}")
 
         part.wait_for_round(round_number, check)
 
@@ -125,6 +125,9 @@ class ServedStore:
     def leave(self, party: int, *, in_order: bool) -> None:
         """Count a party as gone."""
         self.calls.leave(party, LEFT if in_order else LOST)
+
+    def _wake_parts(self) -> None:
+        """Let waits of parts look again at which parties are idle or gone."""
         for part in list(self.parts.values()):
             with part.changed:
                 part.changed.notify_all()

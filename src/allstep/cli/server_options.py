@@ -1,0 +1,49 @@
+"""The options of `allstep run` for parameter servers (docs/servers.md)."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from allstep.cli.horovod.elastic_flags import is_elastic
+from allstep.cli.numbers import between
+from allstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from allstep.launch import Host
+
+Servers = Annotated[
+    int | None,
+    typer.Option(
+        "--servers",
+        metavar="N",
+        callback=between("--servers", 1, 1024),
+        help=(
+            "Start N parameter servers besides the workers, for allstep.kvstore (default: the first"
+            " worker of each host starts one when a script needs it)."
+        ),
+    ),
+]
+ServerHosts = Annotated[
+    str | None,
+    typer.Option(
+        "--server-hosts",
+        metavar="S1,S2",
+        help="Hosts that run the servers, in turn (default: those of the workers).",
+    ),
+]
+
+
+def hosts_with_servers(
+    hosts: "Sequence[Host]", num_servers: int | None, text: str | None, flags: Mapping[str, Any]
+) -> "tuple[list[Host], tuple[str, ...]]":
+    """Return all hosts of the run, and the labels of those that `--server-hosts` names."""
+    from allstep.launch import server_hosts, with_server_hosts
+
+    if num_servers is not None and is_elastic(dict(flags)):
+        raise ConfigError(
+            f"--servers {num_servers} in an elastic run: its workers start servers themselves;"
+            " leave out --servers, or --min-np"
+        )
+    found = server_hosts(text, num_servers)
+    return with_server_hosts(hosts, found), tuple(host.label for host in found)
