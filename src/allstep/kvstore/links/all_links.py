@@ -69,6 +69,10 @@ class Links:
         self._raise_from({server for server, header in found if header.status != OK}, text)
         return [header for _, header in found]
 
+    def run_on_all(self, header: Header, text: str, payload: Tensor | None = None) -> None:
+        """Send one request that has no answer to all servers."""
+        self.run([Request(server, header, payload) for server in range(len(self))], text)
+
     def _run(self, requests: Sequence[Request]) -> list[tuple[int, Header]]:
         pending: list[deque[Incoming]] = [deque() for _ in self._pairs]
         found = []

@@ -92,12 +92,15 @@ class StoreServers:
 
     # Calls of all workers
 
-    def collect(self, what: str, text: str) -> list[str]:
-        """Return the text that each worker passes, by rank; PeerLost if one is gone."""
-        header = Header(Kind.COLLECT, a=True)
+    def collect(self, what: str, text: str, *, needs_all: bool = True) -> list[str]:
+        """Return the text that each worker passes, by rank.
+
+        needs_all: raise PeerLost if a worker is gone, whose text would be None.
+        """
+        header = Header(Kind.COLLECT, a=needs_all)
         payload = text_bytes(json.dumps([what, text]))
         _, data = self._links.ask(0, header, f"kvstore, {what}", payload)
-        found: list[str] = json.loads(bytes_text(data))[0]
+        found: list[str] = json.loads(bytes_text(data))
         return found
 
     def check_same(self, call: str, own: Sequence[str]) -> None:
@@ -117,10 +120,20 @@ class StoreServers:
         Return the parts for which this worker's gradient has become too old (mode stale).
         needs_all: raise PeerLost if a worker is gone.
         """
-        header = Header(Kind.COLLECT, a=needs_all)
-        payload = text_bytes(json.dumps(["barrier", ""]))
-        answers = self._links.ask_all(header, "kvstore, barrier", payload)
-        return {number for data in answers for number in json.loads(bytes_text(data))[1]}
+        text = "kvstore, barrier"
+        # Answered after all pushes that this worker has sent.
+        self._links.check(text)
+        if self.kind.mode != "stale":
+            self.collect("barrier", "", needs_all=needs_all)
+            return set()
+        self._links.run_on_all(Header(Kind.REST), text)
+        try:
+            self.collect("barrier", "", needs_all=needs_all)
+        finally:
+            late = self._links.ask_all(Header(Kind.WAKE), text, None)
+        # No worker pushes before all have been woken, so all find the same gradients too old.
+        self.collect("end of barrier", "", needs_all=needs_all)
+        return {number for data in late for number in json.loads(bytes_text(data))}
 
     def from_rank_0(self, call: str, act: Callable[[], None]) -> None:
         """Run `act` in rank 0 while the others wait; raise its UserError on all of them."""
@@ -180,10 +193,7 @@ class StoreServers:
         self.parts.clear()
         self._placement = Placement(len(self._links), is_whole=True)
         if self.rank == 0:
-            drop = Header(Kind.DROP)
-            self._links.run(
-                [Request(server, drop) for server in range(len(self._links))], "set_optimizer"
-            )
+            self._links.run_on_all(Header(Kind.DROP), "set_optimizer")
 
     @property
     def is_whole(self) -> bool:
@@ -231,10 +241,7 @@ class StoreServers:
     def send_optimizer(self, chosen: OptimizerClass) -> None:
         """Send class and settings to all servers; called by rank 0."""
         text = text_bytes(optimizer_text(chosen, sys.path[0] if sys.path else ""))
-        header = Header(Kind.OPTIMIZER)
-        self._links.run(
-            [Request(server, header, text) for server in range(len(self._links))], "set_optimizer"
-        )
+        self._links.run_on_all(Header(Kind.OPTIMIZER), "set_optimizer", text)
         self._links.check("set_optimizer")
 
     def state(self, stored: StoredKey) -> list[Named]:

@@ -21,6 +21,9 @@ collect      JSON: what all parties call, and a text; a: needs all     JSON: the
 drop         -                                                         -  (forget all parts)
 check        -                                                         -  (answered without text)
 why          -                                                         text of the last error
+rest         -                                                         -  (pushes nothing for now)
+wake         -                                                         JSON: parts whose gradient
+                                                                       is too old now
 bye          -                                                         -  (end of the link)
 ===========  ========================================================  ========================
 
@@ -57,11 +60,22 @@ class Kind(IntEnum):
     DROP = 11
     WHY = 12
     CHECK = 13
-    BYE = 14
+    REST = 14
+    WAKE = 15
+    BYE = 16
 
 
 ANSWERED = frozenset(
-    (Kind.PULL, Kind.PUSHPULL, Kind.STATE, Kind.STATE_VALUE, Kind.COLLECT, Kind.WHY, Kind.CHECK)
+    (
+        Kind.PULL,
+        Kind.PUSHPULL,
+        Kind.STATE,
+        Kind.STATE_VALUE,
+        Kind.COLLECT,
+        Kind.WHY,
+        Kind.CHECK,
+        Kind.WAKE,
+    )
 )
 
 

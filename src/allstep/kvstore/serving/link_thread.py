@@ -49,6 +49,10 @@ class LinkThread:
             Kind.COLLECT: self._collect,
             Kind.DROP: lambda _: self._served.drop(),
             Kind.CHECK: lambda header: self._answer(header, text_bytes("")),
+            Kind.REST: lambda _: self._served.rest(self._party),
+            Kind.WAKE: lambda header: self._answer(
+                header, text_bytes(self._served.wake(self._party))
+            ),
             Kind.WHY: self._why,
         }
         name = f"allstep-link-{party}"

@@ -16,17 +16,15 @@ LEFT, LOST = "has closed its store", "its link has ended"
 class PartyCalls:
     """The parties of a store and their common calls.
 
-    at_end: called when a call is complete, with what it was. at_change: called when a party has
-    entered or is gone. Both are called under the condition.
+    at_change: called when a party is gone or rests.
     """
 
-    def __init__(
-        self, num_parties: int, at_end: Callable[[str], None], at_change: Callable[[], None]
-    ) -> None:
+    def __init__(self, num_parties: int, at_change: Callable[[], None]) -> None:
         self.changed = Condition()
         self.num_parties = num_parties
         self.gone: dict[int, str] = {}
-        self._at_end, self._at_change = at_end, at_change
+        self._at_change = at_change
+        self._resting: set[int] = set()
         self._entered: dict[int, tuple[str, str]] = {}
         self._number = 0
         self._texts: list[str | None] = []
@@ -38,8 +36,13 @@ class PartyCalls:
         return [party for party in range(self.num_parties) if party not in self.gone]
 
     def idle(self) -> set[int]:
-        """Return the parties that push nothing: gone, or in a call."""
-        return {*self.gone, *self._entered}
+        """Return the parties that push nothing: gone, or in a barrier."""
+        return {*self.gone, *self._resting}
+
+    def rest(self, party: int, *, is_resting: bool) -> None:
+        """Note that a party begins or ends to wait in a barrier."""
+        (self._resting.add if is_resting else self._resting.discard)(party)
+        self._at_change()
 
     def leave(self, party: int, why: str) -> None:
         """Count a party as gone; the first reason stays."""
@@ -47,8 +50,8 @@ class PartyCalls:
             self.gone.setdefault(party, why)
             self._entered.pop(party, None)
             self._complete()
-            self._at_change()
             self.changed.notify_all()
+        self._at_change()
 
     def enter(self, party: int, what: str, text: str, *, needs_all: bool) -> list[str | None]:
         """Wait until all living parties have entered; return the text of each party.
@@ -58,7 +61,6 @@ class PartyCalls:
         with self.changed:
             number = self._number
             self._entered[party] = (what, text)
-            self._at_change()
             self._complete()
             self.changed.notify_all()
             while self._number == number:
@@ -93,7 +95,6 @@ class PartyCalls:
             self._entered[party][1] if party in self._entered else None
             for party in range(self.num_parties)
         ]
-        self._at_end(calls[first])
         self._entered = {}
         self._number += 1
         self.changed.notify_all()

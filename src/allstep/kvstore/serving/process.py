@@ -92,6 +92,8 @@ class Server:
                         f"kvstore: server {self._name} has no link to rank {party}: {line}"
                     )
                     served.leave(party, in_order=False)
+        except Exception as error:
+            print_notice(f"kvstore: server {self._name} failed: {type(error).__name__}: {error}")
         finally:
             self._connecting -= 1
 

@@ -175,17 +175,18 @@ class ServedPart:
             to.copy_(self.stored.flat)
             return self.version
 
-    def end_of_barrier(self, living: Collection[int]) -> set[int]:
-        """Forget the reads of gradients that have become too old; return their parties.
+    def keep_read(self, party: int, living: Collection[int]) -> bool:
+        """Return whether a party may still push the gradient of its last pull; else forget it.
 
-        living: all parties that still exist, which are in the barrier.
+        living: all parties that still exist, which are in a barrier. All of them find the same
+        gradients too old, since those are not counted in `in_time`.
         """
-        if self._bound is None:
-            return set()
+        assert self._bound is not None
         with self.changed:
-            reads = {party: read for party, read in self._reads.items() if party in living}
-            kept = in_time(self.version, reads, self._bound)
-            late = {p for p, read in reads.items() if read != NONE and p not in kept}
-            self._reads.update(dict.fromkeys(late, NONE))
-            self.changed.notify_all()
-            return late
+            reads = {other: read for other, read in self._reads.items() if other in living}
+            is_late = reads.get(party, NONE) != NONE and party not in in_time(
+                self.version, reads, self._bound
+            )
+            if is_late:
+                self._reads[party] = NONE
+            return not is_late

@@ -29,12 +29,11 @@ class ServedStore:
         self.announced = announced
         self.is_sync = announced.mode == "sync"
         self.parts: dict[int, ServedPart] = {}
-        self.calls = PartyCalls(announced.num_parties, self._at_end_of_call, self._wake_parts)
+        self.calls = PartyCalls(announced.num_parties, self._wake_parts)
         self._chosen: OptimizerClass | None = None
         self._num_hosts = len(set(announced.hosts))
         is_stale = announced.mode == "stale"
         self._bound = max_age(announced.rounds, announced.num_parties) if is_stale else None
-        self._late: dict[int, list[int]] = {}
 
     # Parts: one party calls these while all are in `init` or `set_optimizer`
 
@@ -110,17 +109,22 @@ class ServedStore:
     # Calls of all parties
 
     def collect(self, party: int, what: str, text: str, *, needs_all: bool) -> str:
-        """Return, as JSON, the texts of all parties and what this party has to forget."""
-        texts = self.calls.enter(party, what, text, needs_all=needs_all)
-        return json.dumps([texts, self._late.get(party, [])])
+        """Return, as JSON, the texts of all parties."""
+        return json.dumps(self.calls.enter(party, what, text, needs_all=needs_all))
 
-    def _at_end_of_call(self, what: str) -> None:
-        self._late = {}
-        if what != "barrier":
-            return
-        for number, part in self.parts.items():
-            for party in part.end_of_barrier(self.calls.living):
-                self._late.setdefault(party, []).append(number)
+    def rest(self, party: int) -> None:
+        """Let no push wait for this party: it begins a barrier."""
+        self.calls.rest(party, is_resting=True)
+
+    def wake(self, party: int) -> str:
+        """End that, after all parties have begun; return as JSON the parts that it must pull again.
+
+        Their gradients of this party have become too old.
+        """
+        living = self.calls.living
+        late = [n for n, part in self.parts.items() if not part.keep_read(party, living)]
+        self.calls.rest(party, is_resting=False)
+        return json.dumps(late)
 
     def leave(self, party: int, *, in_order: bool) -> None:
         """Count a party as gone."""
