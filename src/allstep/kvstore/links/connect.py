@@ -60,7 +60,10 @@ def connected(joined: Joined, kind: StoreKind, num_started: int, others: Others)
         _pair(announced, store, others, rank, f"server {announced.server} on {host}")
         for announced, host in zip(stores, where, strict=True)
     ]
-    return Links(pairs, where, others)
+    links = Links(pairs, where, others)
+    if own is not None:
+        own.links.add(links)
+    return links
 
 
 def _both(check: Callable[[], None], own: OwnServer | None) -> Callable[[], None]:

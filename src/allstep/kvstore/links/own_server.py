@@ -14,7 +14,8 @@ import json
 import os
 import secrets
 import subprocess
-from typing import Any
+import weakref
+from typing import Any, Protocol
 
 from torch._C._distributed_c10d import Store, TCPStore
 
@@ -26,11 +27,20 @@ from allstep.process.python import run_module
 _MODULE = "allstep.kvstore.serving.process"
 
 
+class Closable(Protocol):
+    """The links of a store."""
+
+    def close(self) -> None:
+        """Leave the store."""
+
+
 class OwnServer:
     """A server process of this worker. `name`: see `announced`."""
 
     def __init__(self, store: Store) -> None:
         self.name = f"{os.getpid()}-{secrets.token_hex(6)}"
+        # The stores of this worker, which it leaves before it waits for the other workers.
+        self.links: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._owner = os.getpid()
         access = {"name": self.name, "parent": os.getpid(), **_access(store)}
         env = {name: value for name, value in os.environ.items() if name not in (COUNT, SERVER)}
@@ -50,6 +60,8 @@ class OwnServer:
         """Let it end when all workers have left its stores, and wait for that."""
         if os.getpid() != self._owner or self._process.stdin is None:
             return
+        for links in list(self.links):
+            links.close()
         self._process.stdin.close()
         self._process.wait()
 
@@ -71,7 +83,7 @@ def _access(store: Store) -> dict[str, Any]:
     root = root_of(store)
     if isinstance(root, WireStore):
         address, token, ticket = root.client.access
-        return {"wire": [list(address)], "token": token, "ticket": ticket}
+        return {"wire": list(address), "token": token, "ticket": ticket}
     if isinstance(root, TCPStore):
         return {"tcp": [root.host, root.port]}
     raise CommError(
