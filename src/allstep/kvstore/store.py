@@ -1,7 +1,7 @@
 """`KVStore`: MXNet's key-value store on torch tensors, and `create`, which makes one.
 
 A call here checks its arguments and visits the keys one by one; what a push or a pull does is in
-`modes`. Calls return when their work is done, so `priority` changes nothing on one host.
+`modes`. Calls return when their work is done, so `priority` changes nothing.
 """
 
 import weakref
