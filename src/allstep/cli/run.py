@@ -30,7 +30,7 @@ from allstep.cli.options import (
     use_stop_signal,
 )
 from allstep.cli.run_hosts import most_ranks, used_hosts, wanted_workers
-from allstep.cli.server_options import ServerHosts, Servers, hosts_with_servers
+from allstep.cli.server_options import ServerHosts, Servers, with_servers
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
@@ -182,7 +182,6 @@ def run(
     flags = with_max_failures(flags, max_failures)
     used = used_hosts(hosts, hostfile, flags, wanted, srun=srun)
     size = most_ranks(used, flags)
-    used, serving = hosts_with_servers(used, servers, server_hosts, flags)
     env = _environment(exported, as_horovod or as_horovodrun, replace_gloo)
     job = Job(
         _with_interpreter(command),
@@ -199,9 +198,8 @@ def run(
         srun=srun,
         grace=grace,
         max_workers=size,
-        num_servers=servers or 0,
-        server_hosts=serving,
     )
+    job = with_servers(job, servers, server_hosts, flags)
     if idle := idle_options(flags, as_horovodrun=as_horovodrun):
         _notice(f"without effect here: {idle}")
     _announce(job, flags, exported, replace_gloo)

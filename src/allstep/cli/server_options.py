@@ -1,6 +1,7 @@
 """The options of `allstep run` for parameter servers (docs/servers.md)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from allstep.cli.numbers import between
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
-    from allstep.launch import Host
+    from allstep.launch import Job
 
 Servers = Annotated[
     int | None,
@@ -34,10 +35,10 @@ ServerHosts = Annotated[
 ]
 
 
-def hosts_with_servers(
-    hosts: "Sequence[Host]", num_servers: int | None, text: str | None, flags: Mapping[str, Any]
-) -> "tuple[list[Host], tuple[str, ...]]":
-    """Return all hosts of the run, and the labels of those that `--server-hosts` names."""
+def with_servers(
+    job: "Job", num_servers: int | None, text: str | None, flags: Mapping[str, Any]
+) -> "Job":
+    """Return a job with its servers, and with hosts that only run servers."""
     from allstep.launch import server_hosts, with_server_hosts
 
     if num_servers is not None and is_elastic(dict(flags)):
@@ -46,4 +47,9 @@ def hosts_with_servers(
             " leave out --servers, or --min-np"
         )
     found = server_hosts(text, num_servers)
-    return with_server_hosts(hosts, found), tuple(host.label for host in found)
+    return replace(
+        job,
+        hosts=with_server_hosts(job.hosts, found),
+        num_servers=num_servers or 0,
+        server_hosts=tuple(host.label for host in found),
+    )

@@ -195,13 +195,13 @@ class Links:
             return
         end = _End()
         try:
-            call_in_thread(self._say_bye, end.check)
+            call_in_thread(self._send_bye, end.check)
         except Exception:
             for pair in self._pairs:
                 pair.shut()
         self._failure = CommError("the links of this store are closed", rank=self._rank)
 
-    def _say_bye(self) -> None:
+    def _send_bye(self) -> None:
         for pair in self._pairs:
             pair.send(Header(Kind.BYE))
             pair.close()

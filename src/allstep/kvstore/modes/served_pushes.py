@@ -69,7 +69,7 @@ class ServedPushes:
         self.servers.warn_if_idle()
 
     def _cut_no_key(self) -> None:
-        """Place all keys anew, each whole on one server."""
+        """Place all keys again, each whole on one server."""
         values = {key: torch.empty(each.shape, dtype=each.dtype) for key, each in self.keys.items()}
         if self.rank == 0:
             for key, stored in self.keys.items():

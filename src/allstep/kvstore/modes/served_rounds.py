@@ -83,7 +83,7 @@ class ServedRounds(EachRound):
         self.servers.warn_if_idle()
 
     def _cut_no_key(self) -> None:
-        """Place all keys anew, each whole on one server."""
+        """Place all keys again, each whole on one server."""
         keys, self.keys = self.keys, {}
         self.servers.place_whole()
         if keys:

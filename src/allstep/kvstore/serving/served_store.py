@@ -61,7 +61,7 @@ class ServedStore:
         return found
 
     def drop(self) -> None:
-        """Forget all parts, which workers place anew."""
+        """Forget all parts, which workers place again."""
         self.parts.clear()
 
     def set_optimizer(self, text: str) -> None:
