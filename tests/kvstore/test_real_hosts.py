@@ -82,7 +82,11 @@ def results(done: Done) -> list[object]:
     ("arguments", "words"),
     [
         (["-H", "h1:1,h2:1"], "2 workers on 2 hosts: h1 has rank 0, h2 has rank 1\n"),
-        (["-H", "h1:1,h2:1", "--servers", "2"], "h2 has rank 1; 2 servers on h1, h2\n"),
+        pytest.param(
+            ["-H", "h1:1,h2:1", "--servers", "2"],
+            "h2 has rank 1; 2 servers on h1, h2\n",
+            marks=pytest.mark.soak,
+        ),
         (
             ["-H", "h1:2", "--servers", "1", "--server-hosts", "h2"],
             "2 workers on 1 hosts: h1 has ranks 0-1; 1 server on h2\n",

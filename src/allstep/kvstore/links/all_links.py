@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 _WINDOW = 8
 _BYE_SECONDS = 2.0
-_ERRORS = {error.__name__: error for error in (CollectiveMismatch, CommError, PeerLost, UserError)}
+_COMM_ERRORS = {error.__name__: error for error in (CollectiveMismatch, CommError, PeerLost)}
 
 
 class Request(NamedTuple):
@@ -131,10 +131,10 @@ class Links:
     def _error_of(self, server: int, text: str) -> AllstepError:
         _, data = self._guarded(lambda: self._ask(server, Header(Kind.WHY), None), text)
         found = json.loads(bytes_text(data))
-        error, why, peer = _ERRORS.get(found["error"], CommError), found["text"], found["peer"]
-        if issubclass(error, CommError):
-            return error(why, rank=self._rank, peer=peer)
-        return error(f"{why} ({self._name(server)})")
+        if found["error"] == UserError.__name__:
+            return UserError(f"{found['text']} ({self._name(server)})")
+        error = _COMM_ERRORS.get(found["error"], CommError)
+        return error(found["text"], rank=self._rank, peer=found["peer"])
 
     # Waiting, and the loss of a server
 

@@ -108,7 +108,7 @@ def _pair(announced: Announced, store: Store, others: Others, rank: int, who: st
         return Pair(announced.link(store, rank), others.limits, is_server=False)
 
     try:
-        return call_in_thread(connect, lambda: waiting.check_limits(who))
+        made: Pair = call_in_thread(connect, lambda: waiting.check_limits(who))
     except CommError:
         raise
     except RuntimeError as error:
@@ -117,3 +117,4 @@ def _pair(announced: Announced, store: Store, others: Others, rank: int, who: st
             f" {str(error).partition(chr(10))[0]}",
             rank=rank,
         ) from error
+    return made

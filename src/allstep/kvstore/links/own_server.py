@@ -20,8 +20,10 @@ from typing import Any, Protocol
 from torch._C._distributed_c10d import Store, TCPStore
 
 from allstep.comm.join.launcher_store import WireStore, root_of
+from allstep.console.escape import print_notice
 from allstep.errors import CommError
 from allstep.kvstore.links.announced import COUNT, SERVER
+from allstep.limits import read_limits
 from allstep.process.python import run_module
 
 _MODULE = "allstep.kvstore.serving.process"
@@ -63,7 +65,11 @@ class OwnServer:
         for links in list(self.links):
             links.close()
         self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(read_limits().stall)
+        except subprocess.TimeoutExpired:
+            print_notice("this worker has ended, and waits for others that use its kvstore server")
+            self._process.wait()
 
 
 _own: OwnServer | None = None

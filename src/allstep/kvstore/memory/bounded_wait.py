@@ -33,9 +33,11 @@ class Others(Protocol):
     """What a wait must know of the other workers; implemented by `Parties`."""
 
     rank: int
-    names: Sequence[int]
-    """The ranks of the run, by the numbers that are used here."""
     limits: Limits
+
+    @property
+    def names(self) -> Sequence[int]:
+        """The ranks of the run, by the numbers that are used here."""
 
     def is_lost(self, rank: int, closely: bool) -> bool:
         """Return whether a worker has ended or has left the store."""

@@ -10,6 +10,7 @@ thread is abandoned.
 
 import json
 import threading
+import time
 from collections.abc import Callable
 
 import torch
@@ -21,6 +22,9 @@ from allstep.kvstore.links.pair import Pair, as_bytes, bytes_text, text_bytes
 from allstep.kvstore.rules.headers import ANSWERED, FAILED, Header, Kind
 from allstep.kvstore.serving.served_store import ServedStore, described
 from allstep.limits import Limits
+
+# Seconds without a message after which a connection that has ended holds none.
+_GRACE = 1.0
 
 
 class LinkThread:
@@ -36,6 +40,8 @@ class LinkThread:
         self._scratch: dict[tuple[torch.dtype, int], Tensor] = {}
         self._received = False
         self._is_over = False
+        # When the connection was found ended, and how many messages had been received by then.
+        self._ended_at, self._num_seen, self._num_messages = 0.0, -1, 0
         self._handlers: dict[Kind, Callable[[Header], None]] = {
             Kind.INIT: self._init,
             Kind.VALUE: self._value,
@@ -64,8 +70,16 @@ class LinkThread:
         return self._is_over
 
     def look(self) -> None:
-        """Count the party as lost if its connection has ended."""
-        if not self._is_over and self._pair.ended() is not None:
+        """Count the party as lost if its connection has ended and no message is left in it.
+
+        The thread first receives what the party had sent: pushes, and maybe `bye`.
+        """
+        if self._is_over or self._pair.ended() is None:
+            return
+        now = time.monotonic()
+        if self._num_seen != self._num_messages:
+            self._num_seen, self._ended_at = self._num_messages, now
+        if now - self._ended_at > _GRACE:
             self._end(in_order=False)
 
     def _end(self, *, in_order: bool) -> None:
@@ -81,6 +95,7 @@ class LinkThread:
     def _run(self) -> None:
         try:
             while (header := self._pair.receive()).kind is not Kind.BYE:
+                self._num_messages += 1
                 self._handle(header)
         # Of Gloo, when the connection has ended, or a header that is none.
         except Exception:

@@ -47,27 +47,43 @@ class Server:
         self._has_more = has_more
         self._links: list[LinkThread] = []
         self._num_stores = 0
+        # Why the store of the ranks cannot be used any more.
+        self._error = ""
         self._connecting = 0
         # Gloo's connections are found by comparing open files, so one group connects at a time.
         self._one = threading.Lock()
 
     def run(self) -> None:
-        """Serve until no store is left and none can come; raises if the ranks' store is gone."""
+        """Serve until no store is left and none can come; raise if the ranks' store is gone."""
         card = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
         self._store.set(up_key(self._name), card)
-        while self._has_more() or self._connecting or not all(each.is_over for each in self._links):
+        while self._is_needed():
             if (text := self._next()) is not None:
                 self._connecting += 1
                 threading.Thread(target=self._accept, args=(text,), daemon=True).start()
-            for link in self._links:
+            # In place: threads that accept a store append to it.
+            for link in list(self._links):
                 link.look()
-            self._links = [link for link in self._links if not link.is_over]
+                if link.is_over:
+                    self._links.remove(link)
+        if self._error:
+            raise ConnectionError(self._error)
+
+    def _is_needed(self) -> bool:
+        has_links = self._connecting or not all(each.is_over for each in self._links)
+        return bool(has_links) or (self._has_more() and not self._error)
 
     def _next(self) -> bytes | None:
         """Return the next announcement, or None after a moment."""
         key = store_key(self._name, self._num_stores + 1)
-        # Not `wait`: torch's store logs each wait that times out.
-        if not self._has_more() or not self._store.check([key]):
+        try:
+            # Not `wait`: torch's store logs each wait that times out.
+            is_there = not self._error and self._has_more() and self._store.check([key])
+        except (OSError, RuntimeError) as error:
+            # Workers that are still connected continue to use this server.
+            self._error = str(error).partition("\n")[0]
+            is_there = False
+        if not is_there:
             time.sleep(_LOOK_SECONDS)
             return None
         self._num_stores += 1

@@ -14,10 +14,11 @@ from allstep.errors import CommError
 from allstep.kvstore.links.announced import Announced
 from allstep.kvstore.memory.key_memory import KeyShape, short
 from allstep.kvstore.rules.gradient_age import max_age
+from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.serving.party_calls import LEFT, LOST, PartyCalls
 from allstep.kvstore.serving.served_part import ServedPart
 from allstep.kvstore.updates.imported_class import imported_optimizer
-from allstep.kvstore.updates.key_optimizer import may_keep_state
+from allstep.kvstore.updates.key_optimizer import KeyOptimizer, StatePlan, may_keep_state
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
 from allstep.kvstore.updates.states_file import whole_state
 
@@ -71,8 +72,12 @@ class ServedStore:
         """
         chosen = imported_optimizer(text)
         found = {number: part.optimizer for number, part in self.parts.items()}
-        present = {number: each for number, each in found.items() if each is not None}
-        plans = {number: part.plan(chosen) for number, part in self.parts.items()}
+        present: dict[Key, KeyOptimizer] = {
+            number: each for number, each in found.items() if each is not None
+        }
+        plans: dict[Key, StatePlan] = {
+            number: part.plan(chosen) for number, part in self.parts.items()
+        }
         is_whole = len(present) == len(found)
         if is_whole and may_keep_state(present, self._chosen, chosen, plans):
             for optimizer in present.values():
