@@ -7,7 +7,7 @@ all workers have.
 """
 
 import os
-import time
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,6 +72,13 @@ def _either(num_workers: int, work: Callable[..., Any], args: Sequence[Any]) -> 
 
 def kill_server(number: int) -> None:
     """Kill a server with -9, from a worker."""
-    pid = int(connect_to_launcher(read_limits()).get(f"{SERVER_PID}{number}"))
-    os.kill(pid, 9)
-    time.sleep(0)
+    _kill(f"{SERVER_PID}{number}")
+
+
+def kill_worker(rank: int) -> None:
+    """Kill another worker with -9, from a worker."""
+    _kill(f"{_PID}{rank}")
+
+
+def _kill(key: str) -> None:
+    os.kill(int(connect_to_launcher(read_limits()).get(key)), signal.SIGKILL)
