@@ -64,6 +64,10 @@ class BoundedWait:
         """How long this worker has waited."""
         return time.monotonic() - self._began
 
+    def name(self, peer: int) -> int:
+        """Return the rank in the run of the worker that is counted as `peer` here."""
+        return self._others.names[peer]
+
     def nap(self, address: int, seen: int, peer: int) -> bool:
         """Sleep until the number at `address` is not `seen`, or for a moment.
 
@@ -78,7 +82,7 @@ class BoundedWait:
         self._nap = min(_LONG_NAP, self._nap * 1.5)
         if self._others.is_lost(peer, closely=is_close):
             return False
-        self.check_limits(f"rank {self._others.names[peer]}", peer)
+        self.check_limits(f"rank {self.name(peer)}", peer)
         return True
 
     def check_limits(self, awaited: str, peer: int | None = None) -> None:

@@ -123,7 +123,7 @@ def tensor_in(memory: memoryview, at: int, dtype: torch.dtype, numel: int) -> Te
 
 
 class Caller(NamedTuple):
-    """The worker that locks slices: its rank, and how it waits (None: without limits)."""
+    """The worker that locks slices: its rank on this host, how it waits (None: without limits)."""
 
     rank: int
     begin_wait: Callable[[str], BoundedWait | None]
@@ -183,7 +183,8 @@ class Slice:
         while not self._lock.acquire(_TRY):
             if waiting is not None:
                 holder = self.numbers[_HOLDER]
-                waiting.check_limits(f"rank {holder}, which holds slice {self.index}")
+                text = f"rank {waiting.name(holder)}, which holds slice {self.index}"
+                waiting.check_limits(text, holder)
 
     def whole(self, numel: int) -> "Slice":
         """Return a slice of all `numel` elements with the lock and the numbers of this one."""

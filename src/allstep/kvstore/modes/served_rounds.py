@@ -23,7 +23,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from allstep.kvstore.memory.key_memory import Caller, KeyShape, Slice, StoredKey
+from allstep.kvstore.memory.key_memory import KeyShape, Slice, StoredKey
 from allstep.kvstore.modes.each_round import EachRound
 from allstep.kvstore.modes.key_values import Updater
 from allstep.kvstore.modes.store_servers import (
@@ -56,7 +56,6 @@ class ServedRounds(EachRound):
             self.servers.close()
             raise
         self.rank, self.num_workers = self.servers.rank, self.servers.size
-        self._caller = Caller(self.rank, self.parties.waiting)
 
     # Keys and optimizer
 
