@@ -101,6 +101,7 @@ SAME_IDEA = {
     "options": "options of commands, or of models in a config",
     "predict": "the verb and what it does",
     "rank": "the program of one rank of a benchmark",
+    "replay": "the verb and what it does, for pushes and for a run",
     "report": "a page about a run, a machine",
     "result": "the figures of a benchmark",
     "run": "the verb; a run that is reported",

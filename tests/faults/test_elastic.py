@@ -9,10 +9,12 @@ import pytest
 from allstep import faults
 from allstep.errors import ConfigError
 from allstep.faults import WorkerFaults
+from allstep.faults.elastic import FAULT_RANK
 from allstep.faults.random_sequence import sequence
 from allstep.faults.schedule import Schedule
 from allstep.faults.spec import RandomFaults, parse
 from allstep.wire.keys import TICKET
+from allstep.world import World
 
 RANDOM = "random:kill@every=2,seed=5"
 TEXT = f"kill@rank=1,step=5;{RANDOM};stop:1@rank=7"
@@ -23,6 +25,8 @@ def elastic_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ALLSTEP_STORE", "ALLSTEP_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(TICKET, "4-secret")
+    # It is set by `begin`.
+    monkeypatch.setenv(FAULT_RANK, "9")
     monkeypatch.setenv(faults.VARIABLE, TEXT)
     monkeypatch.setattr(faults, "_has_begun", False)
     monkeypatch.setattr(faults, "active", None)
@@ -47,6 +51,24 @@ def test_a_rank_that_the_world_does_not_have_is_no_error() -> None:
     assert faults.active is not None and faults.active.rank == 1
     # For worker processes of loaders.
     assert os.environ[faults.VARIABLE] == f"{RANDOM};stop:1@rank=7"
+
+
+def test_a_loader_process_has_the_faults_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the rank of the worker in its world has changed."""
+    monkeypatch.setenv(faults.VARIABLE, "corrupt@rank=1,sample=7;corrupt@rank=0,sample=8")
+    faults.begin(1, 3, WorkerFaults(1))
+    for name, value in World(0, 2, 0, 2, 0, 1, "h", "allstep").to_env().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(faults, "active", None)
+    faults.begin_helper("corrupt")
+    assert faults.active is not None and faults.active.rank == 1
+    assert faults.active.corrupts([7]) and not faults.active.corrupts([8])
+    # A fixed world that such a worker starts has ranks of its own.
+    monkeypatch.delenv(TICKET)
+    monkeypatch.setattr(faults, "active", None)
+    monkeypatch.setattr(faults, "_has_begun", False)
+    faults.begin(0, 3)
+    assert FAULT_RANK not in os.environ
 
 
 def test_a_fixed_world_checks_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

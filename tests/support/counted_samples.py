@@ -23,9 +23,9 @@ def write_samples(folder: Path, pause: float = 0.0) -> None:
     pause: seconds of sleep in each step, for a run that is to last while workers start.
     """
     from allstep.comm.join.membership import membership
-    from allstep.train.run import loop
+    from allstep.train.run.rounds import each_step
 
-    original = loop.reduce_step
+    original = each_step.reduce_step
     # One write for each line: a worker that is killed leaves none that is incomplete.
     file = os.open(folder / f"{os.getpid()}.samples", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -37,7 +37,7 @@ def write_samples(folder: Path, pause: float = 0.0) -> None:
         os.write(file, json.dumps(line).encode() + b"\n")
         return original(trainer, batch, num_samples, clock)
 
-    loop.reduce_step = written
+    each_step.reduce_step = written
 
 
 class CountedStep(NamedTuple):

@@ -79,6 +79,7 @@ class Checks:
     processes: dict[int, Process]
     plan: Plan | None = None
     ended: set[int] = field(default_factory=set)
+    counted: set[int] = field(default_factory=set)
     left_out: set[int] = field(default_factory=set)
     ready: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     standby: set[int] = field(default_factory=set)
@@ -109,11 +110,15 @@ class Checks:
                 self.standby.add(event.worker)
             case Ready():
                 self.ready[event.worker] = (event.generation, event.updates)
+                self.expect_plan(event.at)
             case HostsSignaled():
                 self.has_signal = True
             case WorkerExited():
                 self.reported_dead.add(event.worker)
                 self.exits.append(event)
+                if event.code == 0 and not self.policy.replaces:
+                    # Its members work on without the lost ones to their ends.
+                    self.due = float("inf")
             case StartFailed():
                 self.reported_dead.add(event.worker)
             case HostLost():
@@ -137,7 +142,7 @@ class Checks:
                 assert self.plan is not None and action.generation == self.plan.generation
                 assert action.generation not in self.ended, "a generation ends once"
                 self.ended.add(action.generation)
-                self.due, self.ended_at = now + self.limit, now
+                self.expect_plan(now)
             case NotifyChange():
                 assert self.plan is not None and action.generation == self.plan.generation
                 assert action.generation not in self.ended
@@ -155,11 +160,19 @@ class Checks:
                 if action.conclusion.code != 0 and not self.has_signal:
                     self.check_reason(action.conclusion.text, now)
 
+    def expect_plan(self, now: float) -> None:
+        """Start the time for the next plan; without replacements, when the first member leaves."""
+        if self.plan is None or self.plan.generation not in self.ended - self.counted:
+            return
+        if self.policy.replaces or any(self.is_now(number) for number, _ in self.ready.values()):
+            self.counted.add(self.plan.generation)
+            self.due, self.ended_at = now + self.limit, now
+
     def time(self, now: float) -> None:
         """Nothing waits longer than its limit."""
         assert now <= self.due + 0.3, "no plan within the time limits"
         has_done = any(each.code in (0, 75) for each in self.exits)
-        if self.plan is None or self.plan.generation not in self.ended or has_done:
+        if self.plan is None or self.plan.generation not in self.counted or has_done:
             return
         # Steps of a simulation take less than 20 s, forming included.
         if now > self.ended_at + 2.0 + max(self.policy.first_step, 20.0) + 0.3:
@@ -178,7 +191,7 @@ class Checks:
             assert keepers == [], "a worker that holds the state is alive"
         elif "number of resets" in text:
             assert self.plan is not None and self.plan.generation == self.policy.reset_limit
-        elif "are on standby" in text:
+        elif "are on standby" in text or "before it joined" in text:
             assert self.plan is None
         elif "workers can continue" in text or "has not ended" in text:
             assert now >= self.ended_at + self.policy.elastic_timeout
@@ -203,7 +216,7 @@ class Checks:
             self.check_source(plan, before)
         else:
             assert plan.generation == 0 and plan.source is None
-            assert len(plan.members) >= self.policy.num_workers
+            assert len(plan.members) >= self.policy.num_workers or not self.policy.replaces
         self.plan, self.num_notices = plan, 0
 
     def check_members(self, plan: Plan, before: Sequence[int]) -> None:
@@ -330,6 +343,7 @@ class Simulation:
         """End a job that hangs by itself: a member is stuck, and no other one has noticed."""
         assert not self._has_given_up, "the roster does not end after a signal"
         assert self.roster.stage in (Stage.RUNNING, Stage.FINISHING), "the roster waits forever"
+        assert self.members() or self.roster.stage is Stage.FINISHING, "no member is left"
         self._has_given_up = True
         self.later(1.0, lambda: self.report(HostsSignaled(self.now, signal.SIGTERM)))
 
@@ -457,6 +471,9 @@ class Simulation:
                 self.end(action.generation)
             case NotifyChange():
                 self.notified.add(action.generation)
+                if not self.policy.replaces:
+                    # They look for it, since no wait of theirs needs to fail.
+                    self.end(action.generation)
             case Dismiss():
                 self.let_go(self.processes[action.worker], self.random.choice([0, 1, -15]))
             case SaveAndExit():

@@ -27,13 +27,14 @@ from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.world import places
 from support.ranks import Ranks, clean_environment, shared_memory_files, wait_until
 
-# Running statistics, dropout, a moving average, random crops, uneven batches.
-OVERRIDES = [
-    *("digits", "batch=50", "save.seconds=1", "log_every=1", "data.validation=100"),
+# All that could differ: running statistics, dropout, a moving average, random crops, uneven
+# batches.
+MODEL = [
+    *("digits", "batch=50", "log_every=1", "data.validation=100"),
     *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5"),
     *("ema.decay=0.9", "data.augment=PadAndCrop(8, pad=1)", "label_smoothing=0.1"),
-    "precision=float32",
 ]
+OVERRIDES = [*MODEL, "save.seconds=1", "precision=float32"]
 EPOCH = 1337
 """The training samples of an epoch: 1,437 digits without those of the validation split."""
 ENVIRONMENT = {**clean_environment(), "OMP_NUM_THREADS": "1"}
@@ -214,11 +215,12 @@ def work_until(overrides: list[str], out: Path, stop_at: int | None, is_due: boo
     """
     from allstep.train.health.stop_request import Stopping
     from allstep.train.run import loop
+    from allstep.train.run.rounds import each_step
     from allstep.train.run.train_request import TrainRequest
     from allstep.train.run.worker import work
 
     reached = []
-    original = loop.reduce_step, loop.Stopping
+    original = each_step.reduce_step, loop.Stopping
 
     def noted(trainer: Any, batch: Any, num_samples: int, clock: Any) -> Any:
         if stop_at is not None and batch.position + num_samples >= stop_at:
@@ -233,12 +235,12 @@ def work_until(overrides: list[str], out: Path, stop_at: int | None, is_due: boo
         def must_leave(self) -> bool:
             return bool(reached) and is_due
 
-    loop.reduce_step, loop.Stopping = noted, StopThere  # type: ignore[misc]
+    each_step.reduce_step, loop.Stopping = noted, StopThere  # type: ignore[misc]
     try:
         source, *keys = overrides
         work(TrainRequest(source, keys, out=out, resume=True))
     finally:
-        loop.reduce_step, loop.Stopping = original  # type: ignore[misc]
+        each_step.reduce_step, loop.Stopping = original  # type: ignore[misc]
 
 
 # Comparisons

@@ -313,7 +313,7 @@ def test_a_batch_grows_by_larger_micro_batches_where_there_is_memory_and_resumes
 
 def run_with_micro_batches(overrides: list[str]) -> tuple[Result, list[int], list[int]]:
     """Train a run. Return its result, and the micro-batches and the batch of each step."""
-    from allstep.train.run import loop as running
+    from allstep.train.run.rounds import each_step as running
 
     counts, batches, step = [], [], running.reduce_step
 

@@ -8,12 +8,13 @@ from allstep._version import __version__
 from allstep.cli.bench import bench
 from allstep.cli.data import data
 from allstep.cli.doctor import doctor
-from allstep.cli.eval import eval_
 from allstep.cli.horovod.path import horovod_path
 from allstep.cli.plan_speed import plan
-from allstep.cli.predict import predict
 from allstep.cli.report import report
 from allstep.cli.run import run
+from allstep.cli.saved_run.eval import eval_
+from allstep.cli.saved_run.predict import predict
+from allstep.cli.saved_run.replay import replay
 from allstep.cli.shortage import check_memory
 from allstep.cli.study import study
 from allstep.cli.train import train
@@ -28,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_NEED_TORCH = ("train", "verify", "eval", "predict", "study")
+_NEED_TORCH = ("train", "verify", "replay", "eval", "predict", "study")
 
 
 def _version(asked: bool) -> None:
@@ -56,6 +57,7 @@ def _root(
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(train)
 app.command()(verify)
+app.command()(replay)
 app.command()(report)
 app.command()(plan)
 app.command()(predict)

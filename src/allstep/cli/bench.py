@@ -173,7 +173,8 @@ def recover(
             "--part",
             metavar="PART,...",
             help=(
-                "What to measure: kill (a worker is killed, next to torchrun), form (the next"
+                "What to measure: kill (a worker is killed, next to torchrun, and to torchft if"
+                " ALLSTEP_TORCHFT_PYTHON names a Python that has it and allstep), form (the next"
                 " world alone), join (the others' pause when a worker joins), quiet (a step when no"
                 " worker is lost)."
             ),

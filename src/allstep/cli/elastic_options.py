@@ -1,4 +1,4 @@
-"""The options of an elastic `allstep train`: `--min-workers` switches it on."""
+"""The options of an elastic `allstep train`: `--min-workers` switches it on, or the sync mode."""
 
 import os
 from dataclasses import dataclass
@@ -63,11 +63,18 @@ class ElasticOptions:
         )
 
     def policy(self, num_workers: int, config: "RunConfig") -> "Policy | None":
-        """Return the policy of a run of `num_workers` workers; None for a fixed world."""
-        if self.min_workers is None:
-            return None
+        """Return the policy of a run of `num_workers` workers; None for a fixed world.
+
+        In a mode in which workers do not wait for each other at every step, the run continues
+        without lost workers also when no option was given.
+        """
         from allstep.launch import MAX_FAILURES, Policy
+
+        if self.min_workers is None:
+            survives = num_workers > 1 and config.sync.mode.survives_lost_party
+            return Policy.continuing(num_workers) if survives else None
         from allstep.train.config.check_config import check_elastic
+        from allstep.train.config.check_sync import check_replacements
 
         spares = self.spares or 0
         most = self.max_workers
@@ -86,4 +93,5 @@ class ElasticOptions:
             raise ConfigError(f"{given}: {error}") from error
         sizes = range(policy.min_workers, (policy.max_workers or num_workers) + 1)
         check_elastic(config, num_workers, sizes)
+        check_replacements(config)
         return policy

@@ -14,7 +14,6 @@ import typer
 from allstep.cli.horovod.elastic_flags import (
     discovery_of,
     idle_options,
-    is_elastic,
     policy_of,
     with_max_failures,
     with_minimum,
@@ -209,16 +208,14 @@ def run(
 def _launcher(
     job: "Job", flags: dict[str, Any], num_workers: int | None, as_horovodrun: bool
 ) -> "Launcher":
-    """Return the launcher of a fixed world, or with --min-np that of an elastic run."""
-    from allstep.launch import Launcher
-
-    if not is_elastic(flags):
-        return Launcher(job)
-    from allstep.launch.elastic import ElasticLauncher
+    """Return the launcher of a fixed world, or that of a run that continues after a loss."""
+    from allstep.launch import ElasticLauncher, Launcher
+    from allstep.parallel.sync_mode import VARIABLE
 
     num_workers = num_workers or sum(host.slots for host in job.hosts)
-    policy = policy_of(flags, num_workers, job.grace, as_horovodrun=as_horovodrun)
-    return ElasticLauncher(job, policy, discovery_of(flags))
+    sync = job.env.get(VARIABLE, "")
+    policy = policy_of(flags, num_workers, job.grace, sync, as_horovodrun=as_horovodrun)
+    return Launcher(job) if policy is None else ElasticLauncher(job, policy, discovery_of(flags))
 
 
 def _announce(

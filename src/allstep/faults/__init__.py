@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from allstep import errors, wire
 from allstep import world as worlds
 from allstep.faults.acts import AGENT, InjectedFault
-from allstep.faults.elastic import WorkerFaults
+from allstep.faults.elastic import FAULT_RANK, WorkerFaults
 from allstep.faults.injector import Injector
 from allstep.faults.reports import Occurred
 from allstep.faults.spec import VARIABLE, check, join, parse_all
@@ -94,14 +94,17 @@ def begin(rank: int, size: int, own: WorkerFaults | None = None) -> None:
         raise error if rank == 0 else SystemExit(error.exit_code) from None
     if active is not None:
         active.start_clock()
-        active.name_missing_at_exit(_added)
+        active.reports.announce(_added)
+        active.name_missing_at_exit()
 
 
 def _read(rank: int, size: int, own: WorkerFaults | None) -> Injector | None:
     """Return the faults of this process; None if all of them belong to workers before it."""
+    # Worker processes of loaders read both.
+    os.environ.pop(FAULT_RANK, None)
     if own is not None:
-        # Worker processes of loaders read it.
         os.environ[VARIABLE] = own.left(os.environ[VARIABLE])
+        os.environ[FAULT_RANK] = str(own.rank)
     text = os.environ[VARIABLE]
     if wire.keys.TICKET not in os.environ:
         check(text, size)
@@ -113,7 +116,8 @@ def begin_helper(kind: str) -> None:
     global active
     if os.environ.get(VARIABLE, "").strip():
         world = worlds.World.detect()
-        active = Injector.of(os.environ[VARIABLE], world.rank, world.size, _handlers)
+        rank = int(os.environ.get(FAULT_RANK, world.rank))
+        active = Injector.of(os.environ[VARIABLE], rank, world.size, _handlers)
         active.keep_only(kind)
 
 

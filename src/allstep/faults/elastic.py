@@ -11,6 +11,9 @@ from typing import Any, Self
 
 from allstep.faults.spec import RandomFaults, Spec, join, parse_all
 
+FAULT_RANK = "ALLSTEP_FAULT_RANK"
+"""Environment variable with the rank for faults of a worker, for its helper processes."""
+
 
 @dataclass(frozen=True)
 class WorkerFaults:

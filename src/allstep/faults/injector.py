@@ -81,9 +81,9 @@ class Injector:
         made.check_agent()
         return made
 
-    def name_missing_at_exit(self, unknown: Container[str]) -> None:
-        """Print at exit what did not occur. unknown: faults that the launcher does not know."""
-        atexit.register(print_missing, self.specs, self.reports, unknown)
+    def name_missing_at_exit(self) -> None:
+        """Print at exit what did not occur, unless the launcher does."""
+        atexit.register(print_missing, self.specs, self.reports)
 
     def check_agent(self) -> None:
         """Raise ConfigError if a fault needs an agent and this process has none."""

@@ -1,5 +1,6 @@
 """The launcher's view: which faults the ranks have recorded in its store (`reports`)."""
 
+import json
 from collections.abc import Container, Mapping
 
 from allstep import wire
@@ -22,6 +23,15 @@ def last_of(store: wire.Server, ranks: Container[int]) -> str:
 
 
 def missing(store: wire.Server, env: Mapping[str, str]) -> list[str]:
-    """Return a line for each fault of the environment that did not occur."""
-    given = parse_all(env.get(VARIABLE, ""))
-    return name_missing(map(str, given), {each.fault for each in occurred(store)})
+    """Return a line for each fault of the environment, or of a worker, that did not occur."""
+    given = [*map(str, parse_all(env.get(VARIABLE, ""))), *_given_by_workers(store)]
+    return name_missing(given, {each.fault for each in occurred(store)})
+
+
+def _given_by_workers(store: wire.Server) -> list[str]:
+    try:
+        found = json.loads(store.peek(keys.FAULTS_GIVEN) or b"[]")
+    # RecursionError: thousands of opening brackets.
+    except (ValueError, RecursionError):
+        return []
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []

@@ -7,6 +7,9 @@ allstep/faults        number of records (a counter)
 allstep/fault/<n>     JSON: `fault` (as the user wrote it), `rank`, `text`; n from 1
 ```
 
+The faults of a worker's own command line are in `allstep/faults/given`, a list as JSON: the
+launcher names at the end of the run which of them did not occur.
+
 The launcher reads them when a rank or the run ends, rank 0 of `allstep train` during the run. A
 process without the launcher's store prints the line and calls its own listeners.
 """
@@ -16,7 +19,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from allstep import wire
@@ -84,6 +87,18 @@ class Reports:
         for listener in tuple(self._listeners):
             listener(occurred)
 
+    def announce(self, given: Sequence[str]) -> None:
+        """Let the launcher know faults that are not in its environment."""
+        if given:
+            with contextlib.suppress(OSError):
+                call_within(lambda: self._announce(given), _STORE_SECONDS, "allstep-faults-given")
+
+    def _announce(self, given: Sequence[str]) -> None:
+        client = self._store()
+        if client is not None:
+            client.set(keys.FAULTS_GIVEN, json.dumps(list(given)).encode())
+            client.close()
+
     def listen(self, listener: Listener) -> None:
         """Call `listener` for each fault of this process, and in `poll` for those of others."""
         self._listeners.append(listener)
@@ -97,10 +112,6 @@ class Reports:
             if number not in self._own:
                 for listener in tuple(self._listeners):
                     listener(occurred)
-
-    def all_recorded(self) -> list[Occurred]:
-        """Return the faults of all ranks so far; empty without a store that answers."""
-        return [occurred for _, occurred in self._recorded(from_number=1)]
 
     def _recorded(self, from_number: int) -> list[tuple[int, Occurred]]:
         """Return the numbers and the faults of the records from a number on."""

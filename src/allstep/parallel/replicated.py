@@ -38,32 +38,15 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from allstep.comm.op.gradient_norms import GradientNorms, Squares, Wanted, values_of
+from allstep.comm.op.gradient_norms import GradientNorms, Wanted, values_of
 from allstep.errors import ConfigError, UserError
 from allstep.parallel.exchange import AllReduce, Exchange, Named, Owners
+from allstep.parallel.exchange.own_norms import alone, scale
 from allstep.parallel.replicas import Replicas
+from allstep.parallel.step_errors import NOT_REDUCED, REDUCED, SYNCHRONIZED, UNUSED
 from allstep.parallel.subclass import wrapped
 from allstep.parallel.updates import ByOwners, EveryRank, Update
 from allstep.parallel.updates.trust_ratios import ratios_of_all
-
-_REDUCED = (
-    "optimizer.{}() after optimizer.reduce_gradients(): the gradients are those of all ranks"
-    " already. Call optimizer.apply() to use them, or optimizer.discard() to drop them"
-)
-_SYNCHRONIZED = (
-    "optimizer.reduce_gradients() after optimizer.synchronize(), which has reduced them. Use one of"
-    " the two: a step is `reduce_gradients(); apply()`, or `synchronize()` and `with"
-    " optimizer.skip_synchronize(): step()`"
-)
-_NOT_REDUCED = (
-    "optimizer.apply(): there are no reduced gradients. Call optimizer.reduce_gradients() after"
-    " backward(), before each apply()"
-)
-_UNUSED = (
-    "none of this optimizer's {} parameters has a gradient, on any rank: step() changes nothing."
-    " If the model got other parameters after the optimizer was made"
-    " (load_state_dict(assign=True)), make a new optimizer"
-)
 
 
 class ReplicatedOptimizer(Optimizer):
@@ -82,6 +65,8 @@ class ReplicatedOptimizer(Optimizer):
         # Of the last reduction; None if it measured nothing.
         self.norms: GradientNorms | None = None
         self.weight: float | None = None
+        # The weight of the last reduction.
+        self._last_weight: float | None = None
         # Parameters whose gradients are complete; Horovod's name.
         self._handles: dict[Tensor, Any] = {}
         self._requires_update: set[Parameter] = set()
@@ -138,14 +123,14 @@ class ReplicatedOptimizer(Optimizer):
         """
         self._check_not_reduced("reduce_gradients")
         if self._synchronized:
-            raise UserError(_SYNCHRONIZED)
+            raise UserError(SYNCHRONIZED)
         self._replica_update.reduce(self)
         self._reduced = True
 
     def apply(self) -> None:
         """Do the second phase of a step: update the weights."""
         if not self._reduced:
-            raise UserError(_NOT_REDUCED)
+            raise UserError(NOT_REDUCED)
         self._reduced = False
         # For torch's schedulers, which otherwise warn that there was no step.
         self._opt_called = True
@@ -154,7 +139,7 @@ class ReplicatedOptimizer(Optimizer):
     def discard(self) -> None:
         """Drop the gradients instead of `apply`, on all ranks; the weights do not change."""
         if not self._reduced:
-            raise UserError(_NOT_REDUCED.replace("apply()", "discard()"))
+            raise UserError(NOT_REDUCED.replace("apply()", "discard()"))
         self._forget_reduced()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -167,6 +152,14 @@ class ReplicatedOptimizer(Optimizer):
         self.apply()
         return loss
 
+    def synchronize_weights(self) -> None:
+        """Make the weights equal on all ranks, which call it together.
+
+        Needed only where ranks update weights of their own (`updates.averaging`), for example
+        before an evaluation; a no-op elsewhere.
+        """
+        self._replica_update.synchronize(self)
+
     def _apply(self, closure: Callable[[], Any] | None = None) -> Any:
         self._synchronized = False
         return self._replica_update.apply(self, closure)
@@ -177,10 +170,15 @@ class ReplicatedOptimizer(Optimizer):
 
     def _check_not_reduced(self, name: str) -> None:
         if self._reduced:
-            raise UserError(_REDUCED.format(name))
+            raise UserError(REDUCED.format(name))
 
     def _forget_reduced(self) -> None:
         self._reduced = self._synchronized = False
+
+    @property
+    def replica_update(self) -> Update:
+        """Which rank changes which weights."""
+        return self._replica_update
 
     @property
     def owners(self) -> Owners | None:
@@ -191,7 +189,8 @@ class ReplicatedOptimizer(Optimizer):
 
     def _reduce_all(self) -> None:
         """Reduce all gradients on every rank."""
-        if self._reduces and self._requires_update:
+        combines = self._reduces and self._replica_update.reduces_gradients(self)
+        if combines and self._requires_update:
             self._begin_step()
             self._reduce_with(self._all_reduce())
         else:
@@ -202,6 +201,12 @@ class ReplicatedOptimizer(Optimizer):
 
     def _begin_step(self) -> None:
         """Called before each reduction, on all ranks that have not left."""
+
+    def _participate_in_reduction(self) -> None:
+        """Contribute nothing to a reduction of all gradients by the other ranks."""
+        exchange = self._all_reduce()
+        exchange.reduce(self.weight, absent=True, wanted=self._wanted())
+        exchange.norms()
 
     def _all_reduce(self) -> Exchange:
         if self._exchange is None:
@@ -217,7 +222,7 @@ class ReplicatedOptimizer(Optimizer):
         self._measure(exchange, self._reduce_sparse(sparse, exchange))
         if not exchange.used and not sparse and not self._warned:
             self._warned = True
-            warnings.warn(_UNUSED.format(len(self._replicas.named)), stacklevel=5)
+            warnings.warn(UNUSED.format(len(self._replicas.named)), stacklevel=5)
 
     def _reduce_sparse(self, sparse: Sequence[Named], exchange: Exchange) -> list[Tensor]:
         """Reduce gradients that are sparse on some rank, and return the results."""
@@ -230,7 +235,7 @@ class ReplicatedOptimizer(Optimizer):
     def _end_of_pass(self) -> None:
         """Reset the state of the backward passes after a reduction."""
         self._handles.clear()
-        self.weight = None
+        self._last_weight, self.weight = self.weight, None
         self._reset_delays()
 
     def _reset_delays(self) -> None:
@@ -307,7 +312,7 @@ class ReplicatedOptimizer(Optimizer):
         factor = self._take_norms(exchange.norms())
         if factor < 1.0:
             exchange.scale_by(factor)
-            _scale(sparse, factor)
+            scale(sparse, factor)
 
     def _measure_alone(self, gradients: list[Tensor]) -> None:
         """Compute norms and clip in a world of one rank."""
@@ -315,7 +320,7 @@ class ReplicatedOptimizer(Optimizer):
         norms = alone(gradients, self.weight, wanted) if wanted.mean else None
         factor = self._take_norms(norms)
         if factor < 1.0:
-            _scale(gradients, factor)
+            scale(gradients, factor)
 
     # The optimizer's state
 
@@ -323,6 +328,19 @@ class ReplicatedOptimizer(Optimizer):
         """Return the whole state of all parameters; any rank may call it alone."""
         with self._replica_update.state_filled(self):
             return super().state_dict()
+
+    def gather_state(self) -> None:
+        """Let `state_dict` of rank 0 return the state of all ranks, until the next step.
+
+        All ranks call it together, where each rank has state of its own (`updates.averaging`); a
+        no-op elsewhere.
+        """
+        self._replica_update.gather_state(self)
+
+    @property
+    def state_is_per_rank(self) -> bool:
+        """Whether each rank has state of its own, so that a checkpoint needs `gather_state`."""
+        return self._reduces and self._replica_update.state_is_per_rank
 
     def whole_state(self) -> AbstractContextManager[None]:
         """Give `state` the values of whole parameters within the block, and keep changes to them.
@@ -341,12 +359,13 @@ class ReplicatedOptimizer(Optimizer):
 
 
 def replicate(
-    optimizer: Optimizer, replicas: Replicas, size: int, update: ByOwners | None = None
+    optimizer: Optimizer, replicas: Replicas, size: int, update: Update | None = None
 ) -> ReplicatedOptimizer:
     """Return an optimizer like `optimizer` that updates with the gradients of all `size` ranks.
 
-    All ranks call it together. `replicas`: parameters, process group and reduction. `update`: keeps
-    one copy of the weights for all ranks of a host; then only the optimizer may change weights.
+    All ranks call it together. `replicas`: parameters, process group and reduction. `update`: which
+    rank changes which weights; None: each rank all of its own. With `ByOwners` only the optimizer
+    may change weights.
     """
     made: ReplicatedOptimizer = wrapped(
         optimizer, ReplicatedOptimizer, **ratio_methods(optimizer, update)
@@ -356,7 +375,7 @@ def replicate(
     if made._reduces:
         made._register_hooks()
         if update is not None:
-            update.sharing(made)
+            update.start(made)
     return made
 
 
@@ -364,7 +383,7 @@ def ratio_methods(optimizer: Optimizer, update: Update | None) -> dict[str, Any]
     """Return the methods by which `trust_ratios` includes the layers that other ranks update."""
     return (
         {"trust_ratios": _trust_ratios}
-        if update is not None and hasattr(optimizer, "trust_ratios")
+        if isinstance(update, ByOwners) and hasattr(optimizer, "trust_ratios")
         else {}
     )
 
@@ -378,20 +397,3 @@ def _trust_ratios(self: ReplicatedOptimizer) -> dict[str | int, float]:
     # The wrapped class has the method.
     own = super(ReplicatedOptimizer, self).trust_ratios()  # type: ignore[misc]
     return ratios_of_all(self._replicas.group(), own)
-
-
-def alone(gradients: list[Tensor], weight: float | None, wanted: Wanted) -> GradientNorms:
-    """Return the norms in a world of one rank, whose own gradient is the mean."""
-    squares = Squares()
-    for gradient in gradients:
-        squares.add(values_of(gradient))
-    total = squares.total()
-    return GradientNorms(
-        (total,) if wanted.own else (), (1.0 if weight is None else float(weight),), total
-    )
-
-
-def _scale(gradients: list[Tensor], factor: float) -> None:
-    for gradient in gradients:
-        # Without detach(): a detached sparse gradient would keep its values.
-        gradient.mul_(factor)

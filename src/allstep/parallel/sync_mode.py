@@ -27,6 +27,8 @@ from dataclasses import dataclass
 
 from allstep.errors import ConfigError, did_you_mean
 
+VARIABLE = "ALLSTEP_SYNC"
+"""The mode of scripts that do not name one."""
 _LARGEST = 1_000_000
 # By name: what its number is, with an example; "" for modes without a number.
 _NUMBERS = {
@@ -84,31 +86,34 @@ class SyncMode:
         return ":".join([self.name, *map(str, numbers)])
 
 
-def sync_mode(text: str) -> SyncMode:
-    """Return the mode that a text such as "stale:2" names; ConfigError if it names none."""
+def sync_mode(text: str, key: str = "sync") -> SyncMode:
+    """Return the mode that a text such as "stale:2" names; ConfigError if it names none.
+
+    key: the name of the setting, for the error.
+    """
     name, *numbers = text.strip().lower().split(":")
     if name not in _NUMBERS:
-        raise ConfigError(f"sync={text}: unknown mode; {did_you_mean(name, NAMES)}")
+        raise ConfigError(f"{key}={text}: unknown mode; {did_you_mean(name, NAMES)}")
     meaning, most = _NUMBERS[name], 2 if name == "local" else 1
     if not meaning:
         if numbers:
-            raise ConfigError(f"sync={text}: {name} takes no number; write sync={name}")
+            raise ConfigError(f"{key}={text}: {name} takes no number; write {key}={name}")
         return SyncMode(name)
     if not 1 <= len(numbers) <= most:
-        raise ConfigError(f"sync={text}: expected {name}:{meaning}")
-    values = [_number(text, name, each) for each in numbers]
+        raise ConfigError(f"{key}={text}: expected {name}:{meaning}")
+    values = [_number(text, name, each, key) for each in numbers]
     return SyncMode(name, *values)
 
 
-def _number(text: str, name: str, found: str) -> int:
+def _number(text: str, name: str, found: str, key: str) -> int:
     is_number = found.isascii() and found.isdigit() and len(found) <= len(str(_LARGEST))
     if is_number and int(found) == 0 and name in ("stale", "clock"):
         raise ConfigError(
-            f"sync={text}: with 0 all parties wait for each other at every step; use sync=server"
+            f"{key}={text}: with 0 all parties wait for each other at every step; use {key}=server"
         )
     if not (is_number and 1 <= int(found) <= _LARGEST):
         raise ConfigError(
-            f"sync={text}: {found!r} is no whole number from 1 to {_LARGEST}; expected"
+            f"{key}={text}: {found!r} is no whole number from 1 to {_LARGEST}; expected"
             f" {name}:{_NUMBERS[name]}"
         )
     return int(found)

@@ -45,7 +45,7 @@ from allstep.parallel.injected import begin_step
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, ratio_methods
 from allstep.parallel.subclass import wrapped
-from allstep.parallel.updates import Update
+from allstep.parallel.updates import ByOwners, Update
 from allstep.torch.adasum_optimizer import make_adasum
 from allstep.torch.compression import Compression
 from allstep.torch.mpi_ops import (
@@ -57,6 +57,7 @@ from allstep.torch.mpi_ops import (
 )
 from allstep.torch.optimizer_rules import by_owners, in_elastic_run, rule_for
 from allstep.torch.parameter_names import check_names, split_groups
+from allstep.torch.sync_rules import averaging, requested_mode
 
 _TWICE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after"
@@ -79,6 +80,7 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     *,
     share_weights: bool = False,
+    sync: str | None = None,
 ) -> Any:
     """Return an optimizer like `optimizer` whose `step` uses the gradients of all ranks.
 
@@ -97,6 +99,8 @@ def DistributedOptimizer(  # noqa: N802
     - `share_weights`: keep one copy of the weights for all ranks of a host; each rank updates a
       slice of them (see `parallel.updates`). Then only the optimizer may change weights. Not in an
       elastic run.
+    - `sync`: "allreduce"; "local:H" or "diloco:H" average weights every H steps instead of
+      gradients at each (docs/servers.md). Default: ALLSTEP_SYNC, else allreduce.
     """
     if isinstance(optimizer, Distributed):
         raise ValueError(
@@ -110,6 +114,8 @@ def DistributedOptimizer(  # noqa: N802
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    mode = requested_mode(sync)
+    averages = averaging(optimizer, mode, op, share_weights, named_parameters)
     named = check_names(optimizer, named_parameters)
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: it must be above 0")
@@ -118,16 +124,16 @@ def DistributedOptimizer(  # noqa: N802
     if op not in (*REDUCTIONS, Adasum):
         raise ValueError(f"op={op} is not a reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
     shares = share_weights and (size() > 1 or in_elastic_run())
-    update = by_owners(optimizer, op, compression) if shares else None
+    update = by_owners(optimizer, op, compression) if shares else averages
     # Owners reduce gradients in their memory, so all gradients must be dense.
-    rule = rule_for(op, compression, sparse_as_dense or update is not None)
+    rule = rule_for(op, compression, sparse_as_dense or shares)
     made = wrapped(optimizer, Distributed, **ratio_methods(optimizer, update))
     replicas = _replicas(made, named, process_set, rule, backward_passes_per_step, update)
     of_horovod = compression, op, gradient_predivide_factor, process_set
     made._attach(replicas, update, split_groups(named, groups), *of_horovod)
-    if update is not None:
+    if shares and update is not None:
         with horovods_errors():
-            update.sharing(made)
+            update.start(made)
     return made
 
 
@@ -166,7 +172,7 @@ class Distributed(ReplicatedOptimizer):
         process_set: ProcessSet,
     ) -> None:
         self._attach_replicas(replicas, update)
-        self._shares_weights = update is not None
+        self._shares_weights = isinstance(update, ByOwners)
         self._groups = groups
         self._compression = compression
         self.op = op
@@ -235,6 +241,11 @@ class Distributed(ReplicatedOptimizer):
         with horovods_errors():
             super().reduce_gradients()
 
+    def synchronize_weights(self) -> None:
+        """Make the weights equal on all ranks; see `allstep.parallel.replicated`."""
+        with horovods_errors():
+            super().synchronize_weights()
+
     def _apply(self, closure: Callable[[], Any] | None = None) -> Any:
         if faults.active is not None:
             faults.active.update_begins()
@@ -264,9 +275,7 @@ class Distributed(ReplicatedOptimizer):
                 " share_weights out"
             )
         with horovods_errors():
-            exchange = self._all_reduce()
-            exchange.reduce(self.weight, absent=True, wanted=self._wanted())
-            exchange.norms()
+            self._replica_update.participate(self)
 
     def _reduce_with(self, exchange: Exchange) -> None:
         super()._reduce_with(exchange)

@@ -9,6 +9,8 @@ key                              writer    value
                                            rank it blames, also itself)
 `allstep/faults`                 ranks     number of injected faults that have occurred (a
                                            counter)
+`allstep/faults/given`           ranks     JSON: list of the faults of the workers' own command
+                                           lines, which the launcher does not know
 `allstep/fault/<n>`              rank      JSON: the n-th injected fault, from 1
                                            (`faults.reports`): `fault`, `rank`, `text`
 `elastic/ask/<worker>/<n>`       worker    JSON: it waits for its n-th place. `card`: host, pid,
@@ -33,12 +35,16 @@ below it, and read all (`tickets`).
 
 HOSTS = "allstep/hosts"
 FAULTS = "allstep/faults"
+FAULTS_GIVEN = "allstep/faults/given"
 ASKS = "elastic/ask/"
 """Prefix of the keys of `ask_of`."""
 TICKET = "ALLSTEP_TICKET"
 """Environment variable with the ticket of a worker."""
 WORKER = "ALLSTEP_WORKER"
 """Environment variable with the number of a worker, which counts all workers of an elastic run."""
+SIZES = "ALLSTEP_ELASTIC_SIZES"
+"""Environment variable with the least and the largest number of ranks that a world of an elastic
+run may have, such as `2:8`. A script need not fit all of them; `allstep train` must."""
 JOINS = "ALLSTEP_JOINS"
 """Environment variable that is set for a worker that joins a run whose first world has formed."""
 

@@ -12,6 +12,8 @@ from allstep.bench.recover.measure import contenders, formers, parse_parts
 from allstep.bench.recover.notes import Note, Notebook, read_notes
 from allstep.bench.recover.result import (
     ALLSTEP,
+    TORCHFT,
+    TORCHFT_FAST,
     TORCHRUN,
     RecoverResult,
     RecoverRow,
@@ -66,6 +68,17 @@ def test_a_peer_that_does_not_recover_is_listed() -> None:
     rows, (missing,) = measure._rows(found)
     assert rows == []
     assert missing.reason == "1 of 1 runs: torchrun did not recover (120 s):"
+
+
+def test_torchft_is_compared_if_a_python_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "find_spec", lambda name: None)
+    monkeypatch.delenv("ALLSTEP_TORCHFT_PYTHON", raising=False)
+    assert {TORCHFT, TORCHFT_FAST}.isdisjoint(each.name for each in contenders())
+    monkeypatch.setenv("ALLSTEP_TORCHFT_PYTHON", "/other/bin/python")
+    theirs = {each.name: each for each in contenders() if "torchft" in each.name}
+    assert list(theirs) == [TORCHFT, TORCHFT_FAST]
+    assert theirs[TORCHFT].command[0] == "/other/bin/python" and theirs[TORCHFT].is_peer
+    assert theirs[TORCHFT_FAST].command[-2:] == ("--heartbeat_timeout_ms", "1000")
 
 
 def test_notes_of_a_killed_worker(tmp_path: Path) -> None:

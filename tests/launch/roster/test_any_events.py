@@ -78,7 +78,7 @@ POLICIES = st.builds(
     elastic_timeout=st.just(60.0),
     blacklist=st.booleans(),
     reset_limit=st.sampled_from([None, 1]),
-)
+) | st.just(Policy.continuing(2))
 
 
 def play(policy: Policy, batches: list[Batch]) -> list[tuple[float, list[Action]]]:

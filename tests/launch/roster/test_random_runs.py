@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep.launch.roster import Policy
-from allstep.launch.roster.actions import Action, EndGeneration, Publish
+from allstep.launch.roster.actions import Action, EndGeneration, Publish, ReportLoss
 from support.elastic_simulation import Fault, HostList, Simulation
 
 SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
@@ -23,6 +23,8 @@ LABELS = ("a", "b", "c")
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     num = draw(st.integers(1, 4))
+    if draw(st.integers(0, 3)) == 0:
+        return Policy.continuing(num)
     blacklist = draw(st.booleans())
     return Policy(
         num,
@@ -65,6 +67,21 @@ def test_the_invariants_hold_and_the_run_ends(
 
 
 @LESS_OFTEN
+@given(st.lists(st.integers(0, 8), max_size=6), SEEDS)
+def test_a_run_continues_without_any_number_of_lost_workers(victims: list[int], seed: int) -> None:
+    """Workers that obey; one of 4 is killed every 20 s. The last one finishes the run."""
+    what = [Fault(20.0, "kill", which) for which in victims]
+    job = Simulation(Policy.continuing(4), (("a", 2), ("b", 2)), what, seed, 150, calm=True)
+    end = job.run().conclusion
+    kills = [each for each in job.checks.exits if each.code == -9]
+    done = [each for each in job.checks.exits if each.code == 0]
+    assert len(job.processes) == 4 and len(kills) + len(done) == 4
+    assert (end.code == 0) == bool(done)
+    losses = [what for _, what in job.log if isinstance(what, ReportLoss)]
+    assert len(losses) == min(len(kills), 3)
+
+
+@LESS_OFTEN
 @given(st.lists(st.integers(0, 8), max_size=6), st.sampled_from([None, 4]), SEEDS)
 def test_a_run_survives_any_number_of_single_losses(
     victims: list[int], most: int | None, seed: int
@@ -90,6 +107,7 @@ def test_the_simulation_reaches_everything() -> None:
         what = [Fault(9.0, KINDS[(seed + n) % 7], seed * n) for n in range(6)]
         what.insert(3, Fault(1.0, "hosts", hosts=(("a", 2), ("c", 3 * (seed % 2)))))
         policy = Policy(3, 1 + seed % 3, elastic_timeout=40.0, blacklist=seed % 5 == 0)
+        policy = Policy.continuing(4) if seed % 6 == 1 else policy
         job = Simulation(policy, (("a", 2), ("b", 2)), what, seed, 300)
         texts.add(job.run().conclusion.text)
         seen |= {type(each) for _, each in job.log}

@@ -173,6 +173,7 @@ def test_a_lost_worker_is_one_event_with_hosts_and_seconds(reported: list[int]) 
         " step (noticed 0.25, formed 0.50, first step 1.00)"
     )
     assert figures == {
+        "generation": 1,
         "position": 1500,
         "workers": 2,
         "hosts": ["h1", "h0"],
@@ -186,8 +187,10 @@ def test_a_lost_worker_is_one_event_with_hosts_and_seconds(reported: list[int]) 
         "formed": 0.5,
         "first_step": 1.0,
     }
-    # It is reported once.
+    # It is reported once, and may be unrecorded until another step of that world.
+    assert seen.unconfirmed == change
     seen.note_step(6, 1550, 1600)
+    assert seen.unconfirmed is None
     assert seen.end_change() is None and reported == [2, 4, 6]
     assert seen.totals == Totals(lost=1, seconds=1.75, position=1600, elapsed=2.75)
     assert str(seen.totals) == (

@@ -13,6 +13,8 @@ from allstep.train.folder import run_lock
 from allstep.train.folder.run_lock import LOCK, check_free
 from allstep.train.run import duties as module
 from allstep.train.run.duties import Duties
+from allstep.train.run.worlds.changes import Changes
+from allstep.train.run.worlds.generations import Generations
 from allstep.train.watch.record_callback import Record
 from allstep.train.watch.straggler_report import StragglerReport
 from allstep.train.watch.tensorboard import TensorBoard
@@ -131,3 +133,30 @@ def test_a_folder_that_another_process_trains_is_not_written(
     duties.close()
     other.close()
     assert runlog.read(tmp_path / "run.jsonl").steps == ()
+
+
+CHANGE = {"generation": 2, "position": 640, "workers": 2, "lost": 1, "joined": 0}
+
+
+@pytest.mark.parametrize("was_recorded", [True, False])
+def test_a_change_that_the_lost_rank_0_did_not_record_is_recorded(
+    tmp_path: Path, was_recorded: bool
+) -> None:
+    """It was lost between the first step after the change and its record."""
+    first = begin(tmp_path)
+    # That of an earlier launch of the run, and one of this rank 0 with other times.
+    first.callbacks.event("lost rank 1", **{**CHANGE, "position": 320}, gap=0.3)
+    if was_recorded:
+        first.callbacks.event("lost rank 1", **CHANGE, gap=0.2)
+    first.close()
+
+    worker = object.__new__(Generations)
+    worker._duties, worker._changes = Duties(), Changes()
+    worker._changes.unconfirmed = "lost rank 1 on h0", {**CHANGE, "gap": 0.25}
+    worker._duties.take_over(tmp_path, opening(tmp_path, position=640))
+    job = SimpleNamespace(out=tmp_path, progress=SimpleNamespace(samples=704))
+    worker._report_unrecorded(SimpleNamespace(job=job, callbacks=worker._duties.callbacks))
+    worker._duties.close()
+    changes = [each for each in runlog.read(tmp_path / "run.jsonl").events if "position" in each]
+    assert len(changes) == 2
+    assert changes[-1]["gap"] == (0.2 if was_recorded else 0.25)

@@ -66,6 +66,7 @@ from allstep.comm.join.membership import membership
 from allstep.errors import PeerLost
 from allstep.parallel.updates import by_owners
 from allstep.train.run import loop, worker
+from allstep.train.run.rounds import each_step
 from allstep.train.step.after_step import AfterStep
 from allstep.train.run.worlds import generations
 from allstep.train.run.train_request import TrainRequest
@@ -162,8 +163,8 @@ def spoil(sharing):
 worker_of = []
 before(by_owners._Sharing, "_keep_state", spoil)
 before(generations.Generations, "__init__", lambda self, *_: worker_of.append(self))
-before(loop, "reduce_step", at_step)
-before(loop, "update_weights", lambda *_: maybe_die("update", position()))
+before(each_step, "reduce_step", at_step)
+before(each_step, "update_weights", lambda *_: maybe_die("update", position()))
 before(loop, "evaluate", lambda *_: maybe_die("evaluate", membership().place.generation))
 before(generations.Generations, "_enter", lambda self, world: maybe_die("enter", world.generation))
 before(
@@ -174,7 +175,7 @@ before(
 before(worker.comm, "init", lambda *_: maybe_die("standby", 0))
 before(generations, "load", note_load)
 after(AfterStep, "exchange", lambda: maybe_miss("miss", position(), "update"))
-after(loop, "update_weights", lambda: passed("update").touch())
+after(each_step, "update_weights", lambda: passed("update").touch())
 after(
     loop.Run,
     "_num_bad",

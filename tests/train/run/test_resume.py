@@ -1,7 +1,6 @@
 """Runs that are killed, asked to stop or out of time, and resumed: the same bits at the end."""
 
 import contextlib
-import filecmp
 import itertools
 import json
 import os
@@ -9,10 +8,8 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +21,24 @@ from allstep import comm, runlog
 from allstep.train import read_config
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.watch.events import Score
-from support.ranks import clean_environment, shared_memory_files, wait_until
+from support.elastic_training import (
+    ALLSTEP,
+    ENVIRONMENT,
+    EPOCH,
+    MODEL,
+    assert_same_end,
+    last_checkpoint,
+)
+from support.elastic_training import started as started_command
+from support.ranks import shared_memory_files, wait_until
 
-# A model with all that could differ: running statistics, dropout, a moving average, random crops,
-# uneven batches.
-OVERRIDES = [
-    *(
-        "digits",
-        "epochs=6",
-        "batch=50",
-        "save.seconds=0.05",
-        "save.keep=2",
-        "log_every=1",
-        "data.validation=100",
-    ),
-    *(
-        "model=lenet",
-        "model.norm=batch",
-        "model.options.hidden=32",
-        "model.options.dropout=0.5",
-        "ema.decay=0.9",
-    ),
-    *("data.augment=PadAndCrop(8, pad=1)", "label_smoothing=0.1"),
-]
+OVERRIDES = [*MODEL, "epochs=6", "save.seconds=0.05", "save.keep=2"]
 SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
-ENVIRONMENT = {**clean_environment(), "OMP_NUM_THREADS": "1"}
 
 
 def command(out: Path, *overrides: str, workers: int = 2) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "allstep",
-        "train",
-        *OVERRIDES,
-        "--workers",
-        str(workers),
-        "--out",
-        str(out),
-        *overrides,
-    ]
+    options = ["--workers", str(workers), "--out", str(out)]
+    return [*ALLSTEP, "train", *OVERRIDES, *options, *overrides]
 
 
 def complete(out: Path, *overrides: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
@@ -76,22 +51,9 @@ def complete(out: Path, *overrides: str, workers: int = 2) -> subprocess.Complet
     )
 
 
-@contextmanager
-def started(out: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+def started(out: Path, *overrides: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Start a run, and remove what is left of it afterwards."""
-    with (out.parent / "output").open("a") as output:
-        run = subprocess.Popen(
-            command(out, *overrides),
-            env=ENVIRONMENT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            yield run
-        finally:
-            kill_all(run)
+    return started_command(command(out, *overrides), out.parent / "output")
 
 
 def family(run: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -120,22 +82,7 @@ def wait_for_samples(run: subprocess.Popen[str], out: Path, samples: int) -> Non
         time.sleep(0.02)
 
 
-def final_checkpoint(out: Path) -> Path:
-    return checkpoint.written(out / "checkpoints")[0]
-
-
-def assert_same_end(ours: Path, theirs: Path) -> None:
-    first, second = final_checkpoint(ours), final_checkpoint(theirs)
-    assert first.name == second.name
-    names = sorted(path.name for path in first.iterdir())
-    assert names == ["manifest.json", "optimizer.safetensors", "state.json", "weights.safetensors"]
-    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])
-    tests = [runlog.read(out / "run.jsonl").evals[-1] for out in (ours, theirs)]
-    assert tests[0]["part"] == "test"
-    assert tests[0]["loss"] == tests[1]["loss"]
-
-
-TOTAL = 6 * 1337
+TOTAL = 6 * EPOCH
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +170,7 @@ def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Pat
     log.write_text(
         "".join(f"{json.dumps(line)}\n" for line in runlog.lines(log) if line["kind"] != "end")
     )
-    last, folder = final_checkpoint(out), out / "checkpoints"
+    last, folder = last_checkpoint(out), out / "checkpoints"
     for number in (1, 2, 3):
         shutil.copytree(last, folder / f"{TOTAL + number:012}")
     (folder / f"{TOTAL + 1:012}" / "manifest.json").write_text("[" * 100_000)
@@ -315,7 +262,7 @@ def test_asked_to_stop_within_an_evaluation(ranks: Any, tmp_path: Path, evaluati
     assert (state["owes"] is None) == (evaluation == 3)
     assert ranks(2, train_until_stopped, out, 0)[0] == whole
     for name in ("weights.safetensors", "optimizer.safetensors", "state.json"):
-        ours, theirs = (final_checkpoint(tmp_path / each) / name for each in ("cut", "whole"))
+        ours, theirs = (last_checkpoint(tmp_path / each) / name for each in ("cut", "whole"))
         assert ours.read_bytes() == theirs.read_bytes(), name
 
 
@@ -325,7 +272,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     out = tmp_path / "run"
     with started(out, "save.keep=20") as run:
         wait_for_samples(run, out, TOTAL // 2)
-    newest = final_checkpoint(out)
+    newest = last_checkpoint(out)
     weights = newest / "weights.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1

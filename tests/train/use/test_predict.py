@@ -23,7 +23,7 @@ import allstep
 from allstep import data, runlog
 from allstep.cli.app import app
 from allstep.cli.output_file import check_output
-from allstep.cli.predict_table import lines
+from allstep.cli.saved_run.predict_table import lines
 from allstep.errors import CheckpointError, ConfigError
 from allstep.train import read_config
 from allstep.train.checkpoint import write_and_read as checkpoint

@@ -3,7 +3,7 @@
 | part | modules |
 |---|---|
 | kill, form | `measure` starts the runs and kills workers, `elastic_worker` is what they run |
-| kill | `torchrun_peer` is the same training under torchrun |
+| kill | `torchrun_peer` and `torchft_peer` are the same training under torchrun and torchft |
 | join | `join`, `join_worker`; `broadcast_rank` broadcasts the state alone |
 | quiet | `quiet`, `quiet_rank` |
 

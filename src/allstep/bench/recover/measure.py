@@ -4,7 +4,8 @@
 |---|---|
 | allstep, hvd.elastic | a small CNN in three workers of `allstep run --min-np 2` |
 | torchrun, restarted | the same training with DDP on Gloo and a checkpoint every ten steps |
-| torchft | listed as missing: it is not installed, or this bench has no script for it |
+| torchft, its defaults | the same training with its manager, if a Python with torchft is found |
+| torchft, 1 s heartbeat | the same with a heartbeat timeout of 1 s in place of 5 s |
 | allstep, 2 GB killed | the killed worker holds two gigabytes, which the kernel frees first |
 
 The bench starts each contender, waits until all workers have trained some steps, kills one with
@@ -20,6 +21,7 @@ and 3 -> 2 with new shared memory, as after the seventeenth loss or when a worke
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -40,6 +42,7 @@ from allstep.bench.recover.result import (
     ALLSTEP,
     LARGE,
     TORCHFT,
+    TORCHFT_FAST,
     TORCHRUN,
     FormRow,
     RecoverResult,
@@ -55,6 +58,8 @@ _SECONDS_TO_RECOVER = 60.0
 _STEPS_BEFORE = 10
 _LARGE_MB = 2000
 
+TORCHFT_PYTHON = "ALLSTEP_TORCHFT_PYTHON"
+"""Names a Python that has torchft, which may need an environment of its own."""
 # What `--part` selects.
 PARTS = ("kill", "form", "join", "quiet")
 
@@ -78,7 +83,23 @@ class RecoverContender:
     @property
     def is_peer(self) -> bool:
         """Whether it is not ours: then it may fail to recover."""
-        return self.name == TORCHRUN
+        return self.name not in (ALLSTEP, LARGE)
+
+
+def torchft_python() -> str | None:
+    """Return a Python that has torchft (and allstep): ours, or that of ALLSTEP_TORCHFT_PYTHON."""
+    return sys.executable if find_spec("torchft") else os.environ.get(TORCHFT_PYTHON)
+
+
+def _torchft() -> list[RecoverContender]:
+    """Return the contenders with torchft; none if there is no Python that has it."""
+    if (python := torchft_python()) is None:
+        return []
+    script = (python, str(Path(__file__).with_name("torchft_peer.py")), "FOLDER")
+    return [
+        RecoverContender(TORCHFT, script, 3),
+        RecoverContender(TORCHFT_FAST, (*script, "--heartbeat_timeout_ms", "1000"), 3),
+    ]
 
 
 def contenders(large_mb: int = _LARGE_MB) -> list[RecoverContender]:
@@ -93,6 +114,7 @@ def contenders(large_mb: int = _LARGE_MB) -> list[RecoverContender]:
         RecoverContender(
             TORCHRUN, (*run_module("torch.distributed.run"), *torchrun, *peer), 3, "step after"
         ),
+        *_torchft(),
         RecoverContender(LARGE, large, 3, victim=1),
     ]
 
@@ -156,9 +178,9 @@ def _measure_kills(
             forming[contender.name].append(_form(contender, number))
     rows, missing = _rows(recoveries)
     forms = [FormRow(each.name, forming[each.name], target) for each, target in formed]
-    if compared:
-        why = "no script for it" if find_spec("torchft") else "it is not installed"
-        missing.append(Missing(TORCHFT, why))
+    if compared and torchft_python() is None:
+        why = f"it is not installed; {TORCHFT_PYTHON} may name a Python that has it and allstep"
+        missing.append(Missing("torchft", why))
     return rows, forms, missing
 
 

@@ -23,7 +23,8 @@ from allstep.bench.recover.quiet import QuietRow
 from allstep.bench.result import Missing, absences, document
 from allstep.console.rich_table import figure_columns
 
-ALLSTEP, TORCHRUN, TORCHFT = "allstep, hvd.elastic", "torchrun, restarted", "torchft"
+ALLSTEP, TORCHRUN = "allstep, hvd.elastic", "torchrun, restarted"
+TORCHFT, TORCHFT_FAST = "torchft, its defaults", "torchft, 1 s heartbeat"
 LARGE = "allstep, 2 GB killed"
 # Seconds on a quiet machine.
 NOTICED_TARGET, REST_TARGET = 0.1, 0.3

@@ -1,6 +1,7 @@
 """The flags of elastic runs: `--min-np` switches one on, the others are its options.
 
-Under horovodrun a discovery script alone switches it on too; `-np` is then also the minimum.
+Under horovodrun a discovery script alone switches it on too; `-np` is then also the minimum. So
+does an asynchronous mode in ALLSTEP_SYNC, whose runs continue without lost workers.
 """
 
 import os
@@ -75,14 +76,21 @@ def idle_options(flags: dict[str, Any], *, as_horovodrun: bool) -> str:
 
 
 def policy_of(
-    flags: dict[str, Any], num_workers: int, grace: float, *, as_horovodrun: bool
-) -> "Policy":
+    flags: dict[str, Any], num_workers: int, grace: float, sync: str = "", *, as_horovodrun: bool
+) -> "Policy | None":
     """Return the policy of an elastic run of `num_workers` workers; ConfigError if it cannot be.
 
-    as_horovodrun: a failing worker excludes its whole host, as in Horovod.
+    None for a fixed world. sync: the mode in ALLSTEP_SYNC, "" for none. as_horovodrun: a failing
+    worker excludes its whole host, as in Horovod.
     """
     from allstep.launch.roster import MAX_FAILURES, Policy
+    from allstep.parallel.sync_mode import VARIABLE, sync_mode
 
+    mode = sync_mode(sync or "allreduce", VARIABLE)
+    # A script whose workers average weights waits for all of them, unless it is elastic itself.
+    survives = mode.survives_lost_party and not mode.has_equal_steps
+    if not is_elastic(flags):
+        return Policy.continuing(num_workers, grace) if survives and num_workers > 1 else None
     cooldown = flags.get("blacklist_cooldown_range")
     timeout = flags.get("elastic_timeout")
     if timeout is None:

@@ -105,6 +105,12 @@ class Session:
         watch = self._joined.end_watch if self._joined is not None else None
         return () if watch is None else watch.changes
 
+    @property
+    def must_leave(self) -> bool:
+        """Whether the current world is to be left; see `must_leave`."""
+        watch = self._joined.end_watch if self._joined is not None else None
+        return watch is not None and (bool(watch.changes) or watch.is_over)
+
     def _leave_at_exit(self) -> None:
         """Register the clean-up at exit once, for scripts that do not call `shutdown`."""
         if not self._is_registered:
@@ -215,6 +221,15 @@ def requested_changes() -> tuple[str, ...]:
     Each is "grow", "shrink" or "mixed". They stay until the next world is joined.
     """
     return _session.changes
+
+
+def must_leave() -> bool:
+    """Return whether the launcher wants the current world of an elastic run to be left.
+
+    It asks for that (`requested_changes`), or has ended the generation. For code that computes for
+    long without a collective, which would raise PeerLost then.
+    """
+    return _session.must_leave
 
 
 def needs_sync() -> bool:

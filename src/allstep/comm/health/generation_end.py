@@ -61,6 +61,11 @@ class EndWatch:
         self._thread = threading.Thread(target=self._wait, name="allstep-end", daemon=True)
         self._thread.start()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the launcher has ended the generation."""
+        return bool(self._store.ended)
+
     def close(self) -> None:
         """Stop waiting."""
         self._closing.set()

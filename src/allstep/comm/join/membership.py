@@ -29,7 +29,7 @@ from allstep import wire
 from allstep.console.escape import print_notice
 from allstep.errors import WorldError
 from allstep.faults import WorkerFaults
-from allstep.wire.keys import JOINS, TICKET, WORKER, ask_of, place_of, progress_of
+from allstep.wire.keys import JOINS, SIZES, TICKET, WORKER, ask_of, place_of, progress_of
 from allstep.world import World, places
 
 _REPORT_SECONDS = 0.5
@@ -86,14 +86,16 @@ class Membership:
     """The membership of this process in an elastic run.
 
     number: counts all workers of the run. joins_later: the first world had formed when this worker
-    was started. updates: how many it has applied; None if its state is not whole. prints_changes:
-    as rank 0 it prints a line about each new world, so that the launcher prints none.
+    was started. sizes: numbers of ranks that a world of the run may have. updates: how many it has
+    applied; None if its state is not whole. prints_changes: as rank 0 it prints a line about each
+    new world, so that the launcher prints none.
     """
 
     def __init__(self, ticket: str) -> None:
         self.ticket = ticket
         self.number = int(os.environ.get(WORKER, "0"))
         self.joins_later = JOINS in os.environ
+        self.sizes = _sizes(os.environ.get(SIZES, ""))
         self.updates: int | None = 0
         self.prints_changes = False
         self.place: Place | None = None
@@ -160,6 +162,13 @@ def _read(reply: Mapping[str, Any]) -> Place:
         reply["reason"],
         WorkerFaults.of_reply(reply["faults"]) if reply.get("faults") else None,
     )
+
+
+def _sizes(text: str) -> range:
+    """Return the sizes of a text such as `2:8`; none if it is another one."""
+    least, _, most = text.partition(":")
+    is_valid = least.isdecimal() and most.isdecimal()
+    return range(int(least), int(most) + 1) if is_valid else range(0)
 
 
 class _State:

@@ -83,3 +83,12 @@ def to_tensor(target: NDArray[Any]) -> torch.Tensor:
     if target.ndim == 1 and target.dtype.kind in "iu":
         return torch.from_numpy(target.astype(np.int64, copy=False))
     return torch.from_numpy(target.astype(target.dtype.newbyteorder("="), copy=False))
+
+
+def as_it_is(array: Any) -> torch.Tensor:
+    """Return the source's array as a tensor in native byte order.
+
+    A read-only array is copied, so that the tensor never shares the source's own memory.
+    """
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(native if native.flags.writeable else native.copy())

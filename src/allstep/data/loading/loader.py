@@ -2,8 +2,8 @@
 of time.
 
 ```
-order.plan           the samples of each batch, a pure function of (seed, epoch, position)
-   |
+order.plan           the samples of each batch, a pure function of (seed, epoch, position);
+   |                 or `claims`, for a loop over claims
 share.Share          one share, cut into chunks, with rows in recycled batch memory (memory)
    |
 pipeline.Machinery   threads or processes fill the chunks of at most `ahead` shares
@@ -23,7 +23,7 @@ import logging
 import operator
 import os
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ import torch
 from allstep.data import order
 from allstep.data.augment.transform import Transform
 from allstep.data.loading import fill, workers
-from allstep.data.loading.batch import Batch, DeviceCopier, images_first, to_tensor
+from allstep.data.loading.batch import Batch, DeviceCopier, as_it_is, images_first, to_tensor
+from allstep.data.loading.claimed_shares import shares_of_claims
 from allstep.data.loading.fill import Recipe
 from allstep.data.loading.pipeline import Machinery
 from allstep.data.loading.quarantine import Quarantine, WholeEpoch, default_budget, path_of_rank
@@ -199,6 +200,23 @@ class Loader:
                 yield batch
                 del batch
 
+    def claimed(self, claims: Iterable[tuple[int, int]], largest: int) -> Generator[Batch]:
+        """Yield a batch for each of `claims`, whichever rank this is; `largest` is their most.
+
+        A claim is a start and a number of samples at positions of the run, within one epoch. Claims
+        are requested ahead of time, up to `ahead` of them.
+        """
+        machinery = self._machinery()
+        shares = shares_of_claims(
+            claims, self._reader, self._named, machinery.recipe, machinery.layout(largest)
+        )
+        with closing(machinery.run(shares)) as filled_shares:
+            for span, filled in filled_shares:
+                batch = self._to_batch(span, filled)
+                del filled
+                yield batch
+                del batch
+
     def place(self, world: World) -> None:
         """Take an even share of another rank, or of a world of another size, in the next loop.
 
@@ -311,7 +329,7 @@ class Loader:
     def _to_batch(self, span: Span, filled: Filled) -> Batch:
         for bad in filled.bad:
             self._quarantine.note(bad, span.epoch)
-        data = _as_it_is(filled.data) if self.transform is None else images_first(filled.data)
+        data = as_it_is(filled.data) if self.transform is None else images_first(filled.data)
         data, target = self._to_device(data), self._to_device(to_tensor(filled.target))
         if self.transform is not None and filled.draws is not None:
             data, target = self.transform.on_batch(
@@ -319,15 +337,6 @@ class Loader:
             )
         weight = len(filled.samples)
         return Batch(data, target, filled.samples, weight, span.epoch, span.position, filled.fields)
-
-
-def _as_it_is(array: Any) -> torch.Tensor:
-    """Return the source's array as a tensor in native byte order.
-
-    A read-only array is copied, so that the tensor never shares the source's own memory.
-    """
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(native if native.flags.writeable else native.copy())
 
 
 def _checked(count: int | str, kind: str, ahead: int | None) -> int | str:

@@ -16,7 +16,6 @@ without an agent waits until its agent was started (`host_agents`).
 
 import selectors
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from allstep.errors import ConfigError
@@ -26,7 +25,9 @@ from allstep.launch.elastic.elastic_run import ElasticRun
 from allstep.launch.elastic.fault_ranks import FaultRanks
 from allstep.launch.elastic.host_agents import HostAgents
 from allstep.launch.elastic.host_poll import FoundHosts, HostPoll
+from allstep.launch.elastic.loss_lines import LossLines
 from allstep.launch.elastic.worker_keys import WorkerKeys
+from allstep.launch.elastic.worker_order import worker_order
 from allstep.launch.elastic.worker_table import ElasticWorker, WorkerTable
 from allstep.launch.host_connection import HostConnection, open_connections
 from allstep.launch.hosts.discovery import Discovery
@@ -41,7 +42,6 @@ from allstep.launch.messages import (
     Signal,
     Start,
     Started,
-    WorkerOrder,
 )
 from allstep.launch.orders import Orders
 from allstep.launch.roster.actions import (
@@ -52,6 +52,7 @@ from allstep.launch.roster.actions import (
     NotifyChange,
     Plan,
     Publish,
+    ReportLoss,
     SaveAndExit,
     StartWorker,
 )
@@ -62,8 +63,6 @@ from allstep.launch.run_events import Exited, LeaveHost, Refused
 from allstep.launch.run_state import RESUBMIT, HostRanks
 from allstep.wire import keys
 from allstep.wire.subscription import Subscription
-from allstep.wire.tickets import PROCESS
-from allstep.world import World
 
 
 class ElasticLauncher(Launcher):
@@ -83,6 +82,7 @@ class ElasticLauncher(Launcher):
         self._asks: Subscription | None = None
         self._keys: WorkerKeys
         self._fault_ranks = FaultRanks(self.workers)
+        self._losses = LossLines(lambda line: self.output.notify(line))
         # Requests to leave the current generation in order.
         self._num_changes = 0
         # The last one of which too few workers were left.
@@ -155,6 +155,7 @@ class ElasticLauncher(Launcher):
             self._poll.close()
         self.agents.close_ended()
         super()._end_agents()
+        self._losses.print_kept()
 
     # Workers.
 
@@ -215,6 +216,8 @@ class ElasticLauncher(Launcher):
     def _exited(self, now: float, message: Exit) -> Exited:
         """Return the event of an exit; the ticket of the worker is not valid any more."""
         assert self.store is not None
+        # What it has reported comes before its exit.
+        self._read_progress()
         worker = self._end_worker(message.rank)
         for connection in self.connections:
             connection.groups.pop(message.rank, None)
@@ -246,6 +249,10 @@ class ElasticLauncher(Launcher):
                     self._end_generation(decision)
                 case NotifyChange():
                     self._notify_change(decision)
+                case ReportLoss():
+                    plan = self.run_state.roster.plan
+                    prints = plan is not None and self._worker_prints(plan)
+                    self._losses.add(decision.text, worker_prints=prints)
                 case Dismiss():
                     self._answer(decision.worker, dismissed="it is not needed any more", code=0)
                 case SaveAndExit():
@@ -314,27 +321,10 @@ class ElasticLauncher(Launcher):
         assert self.store is not None
         usable = [each for each in self.connections if each.hello is not None and not each.over]
         orders = Orders(self.job, [], usable, self.token, self.store.port, self.limits)
-        # Until it has a place: scripts may read these variables before they call init().
-        size = self.policy.num_workers
-        rank, local_size = min(worker.number, size - 1), min(connection.host.slots, size)
-        place = rank, size, min(worker.slot, rank, local_size - 1), local_size, 0, 1
-        world = World(*place, connection.label, "allstep")
-        env = {
-            **world.to_env(),
-            **world.to_horovod_env(),
-            keys.TICKET: worker.ticket,
-            keys.WORKER: str(worker.number),
-            # The launcher may itself be a process of a worker of another run.
-            PROCESS: "",
-            "HOROVOD_ELASTIC": "1",
-        }
         # Spares, too, prepare everything before they wait.
-        if self.run_state.roster.plan is not None or worker.number >= self.policy.num_workers:
-            env[keys.JOINS] = "1"
-        started = [WorkerOrder(worker.number, env)]
-        order = orders.order(connection, orders.addresses(), started, is_elastic=True)
-        # Any worker may become rank 0 and then writes to the terminal.
-        return order if order.foreground is None else replace(order, foreground=worker.number)
+        has_begun = self.run_state.roster.plan is not None
+        joins = has_begun or worker.number >= self.policy.num_workers
+        return worker_order(orders, connection, worker, self.policy, joins=joins)
 
     def _publish(self, plan: Plan) -> None:
         """Send each member its place, and forget the keys of the generation before."""
@@ -359,11 +349,15 @@ class ElasticLauncher(Launcher):
                 reason=plan.reason,
                 faults=self._fault_ranks.at_first_place(number, self.store, self._moment()),
             )
-        # `allstep train` prints a line of its own, after the first step.
-        prints = cards[0].get("prints_changes") and self.output.shows(plan.members[0])
-        if plan.generation and not (self.job.foreground or prints):
+        self._losses.drop_kept()
+        if plan.generation and not self._worker_prints(plan):
             hosts = [self.workers[each].host for each in plan.members]
             self.output.notify(change_line(plan, hosts))
+
+    def _worker_prints(self, plan: Plan) -> bool:
+        """Return whether `allstep train` prints a line about a change, after its first step."""
+        prints = self.workers[plan.members[0]].card.get("prints_changes")
+        return self.job.foreground or bool(prints and self.output.shows(plan.members[0]))
 
     def _answer(self, number: int, **reply: Any) -> None:
         """Answer the request of a worker for a place."""

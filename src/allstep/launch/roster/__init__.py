@@ -6,6 +6,7 @@ roster_events, actions    what it takes and returns; `Plan`
 elastic_policy            the options of an elastic run
 elastic_state             the state, and changes that several rules need
 on_event                  what each event changes
+continuing                the variant that continues without lost workers and replaces none
 over_time                 forming, announcing, starting, stopping: what state and time require
 form_plan                 members, ranks and source of the next world: pure functions
 slots                     the slots of all hosts, with back-off, give-up and blacklist

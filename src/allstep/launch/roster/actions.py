@@ -61,11 +61,19 @@ class EndGeneration:
 class NotifyChange:
     """Ask the members of a generation to leave it at their next step boundary or commit.
 
-    kind: "grow" (workers join), "shrink" (hosts were withdrawn) or "mixed".
+    kind: "grow" (workers join), "shrink" (hosts were withdrawn, or workers were lost that are not
+    replaced) or "mixed".
     """
 
     generation: int
     kind: str
+
+
+@dataclass(frozen=True)
+class ReportLoss:
+    """Print that the run continues without lost workers."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,7 @@ Action = (
     | Publish
     | EndGeneration
     | NotifyChange
+    | ReportLoss
     | Dismiss
     | SaveAndExit
     | ForwardSignal

@@ -29,6 +29,9 @@ class Policy:
     started workers after this time although they are not on standby yet; the next plan then waits
     for them, `join_timeout` at most. None: announce workers when they are on standby.
 
+    replaces: False for a run that continues without lost workers and starts no others; see
+    `continuing`.
+
     first_step: grace time of a member that has not finished a step yet, in place of its last step.
     grace: time between a forwarded signal and SIGKILL. seed: of the random part of a cool-down.
     """
@@ -44,9 +47,19 @@ class Policy:
     cooldown_range: tuple[float, float] | None = None
     notify_after: float | None = None
     join_timeout: float = 30.0
+    replaces: bool = True
     first_step: float = 30.0
     grace: float = 30.0
     seed: int = 0
+
+    @classmethod
+    def continuing(cls, num_workers: int, grace: float = 30.0) -> "Policy":
+        """Return the policy of a run that one living worker can continue.
+
+        That is a run in which workers do not wait for each other at every step. Lost workers are
+        not replaced, and the others need not leave their world at once (`roster.continuing`).
+        """
+        return cls(num_workers, 1, num_workers, replaces=False, grace=grace)
 
     def __post_init__(self) -> None:
         self._check_counts()

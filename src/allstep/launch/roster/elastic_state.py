@@ -58,7 +58,8 @@ class ElasticState:
     wait of a stage. reason: why the current generation is over. has_cause: `reason` is the cause,
     and not a consequence. has_ended: its members were asked to leave it at once. doomed_at: time of
     an error of the program. left_with: exit codes of the members of this generation that left with
-    their hosts.
+    their hosts. keeper, is_done: in a run that continues without lost workers, the member whose
+    exit with 0 decides, and whether it has done so (`continuing`).
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -75,6 +76,8 @@ class ElasticState:
         self.has_cause = False
         self.doomed_at: float | None = None
         self.left_with: set[int] = set()
+        self.keeper: int | None = None
+        self.is_done = False
         self.stopping: Stopping | None = None
         self.actions: list[Action] = []
 
@@ -126,7 +129,7 @@ class ElasticState:
 
     def verdict(self) -> Conclusion | None:
         """Return the failure that decides how the run ends; None while there is none."""
-        if self.stage is not Stage.FINISHING and self.doomed_at is None:
+        if self.doomed_at is None and (self.stage is not Stage.FINISHING or self.is_done):
             return None
         if self.plan is not None and self.losses.of_members:
             num_left = len(self.workers.having(*IN_PLAN))
@@ -145,15 +148,20 @@ class ElasticState:
         """
         if self.plan is None or self.stopping is not None:
             return
-        if self.has_ended:
-            if is_cause and not self.has_cause:
-                self.reason, self.has_cause = reason, True
-            return
-        self.has_cause = is_cause
-        self.has_ended, self.since, self.reason = True, at, reason
-        self.actions.append(EndGeneration(self.plan.generation, reason))
-        if self.stage is not Stage.FINISHING:
-            self.stage = Stage.ENDED
+        self.give_reason(reason, is_cause=is_cause)
+        if not self.has_ended:
+            self.has_ended, self.since = True, at
+            self.actions.append(EndGeneration(self.plan.generation, reason))
+        # Without a member that waits for the others, they need not leave in time (`continuing`).
+        must_leave = self.policy.replaces or self.workers.having(Phase.READY)
+        is_over = must_leave or not self.workers.having(Phase.MEMBER)
+        if is_over and self.stage in (Stage.RUNNING, Stage.CHANGING):
+            self.stage, self.since = Stage.ENDED, at
+
+    def give_reason(self, reason: str, *, is_cause: bool = True) -> None:
+        """Record why the current generation is over; the first cause counts."""
+        if not self.has_cause and (is_cause or not self.has_ended):
+            self.reason, self.has_cause = reason, is_cause
 
     def doom(self, at: float) -> None:
         """Record an error of the program, which ends the run once its cause is known."""

@@ -33,7 +33,8 @@ class LivingWorker:
     """A process that the roster has started and that has not ended.
 
     updates: how many its state contains. holds_state: that state is whole, as far as a ready member
-    is concerned. step_seconds: time of its last step. is_killed: SIGKILL was sent. is_excused: its
+    is concerned. step_seconds: time of its last step. has_stepped: it has finished a step in its
+    generation. is_killed: SIGKILL was sent. is_excused: its
     end is no failure, because the roster caused it.
     """
 
@@ -44,6 +45,7 @@ class LivingWorker:
     updates: int = 0
     holds_state: bool = False
     step_seconds: float | None = None
+    has_stepped: bool = False
     working_since: float = 0.0
     is_killed: bool = False
     is_excused: bool = False
@@ -57,7 +59,7 @@ class LivingWorker:
     def join(self, at: float) -> None:
         """Make it a member of the plan that was published at that time."""
         self.phase = Phase.MEMBER
-        self.working_since = at
+        self.working_since, self.has_stepped = at, False
 
     def leave_generation(self, updates: int | None, expected: int) -> None:
         """Make it ready for the next plan.
@@ -73,7 +75,7 @@ class LivingWorker:
         """Record a finished step, whose time counts from the step before or from the plan."""
         self.updates = updates
         self.step_seconds = at - self.working_since
-        self.working_since = at
+        self.working_since, self.has_stepped = at, True
 
 
 class LivingWorkers:
@@ -103,6 +105,11 @@ class LivingWorkers:
 
     def __len__(self) -> int:
         return len(self._living)
+
+    @property
+    def num_started(self) -> int:
+        """Return how many workers were started, those that have ended included."""
+        return self._next
 
     def having(self, *phases: Phase) -> list[LivingWorker]:
         """Return the workers in one of the phases."""

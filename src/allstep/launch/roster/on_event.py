@@ -8,7 +8,7 @@ event                change
 `Standby`            the worker can be in the next plan
 `Progress`           the time of its last step; its slot has no failures any more
 `Ready`              the member waits for the next plan; unless a change was announced, the
-                     generation ends
+                     generation ends, if it has not been ended before
 `WorkerExited`       see `_exited`
 `StartFailed`        the slot stays empty for a while
 `HostLost`           as if all workers of the host had died at once; those that had not started yet
@@ -21,6 +21,7 @@ Events about workers that have ended, and those of an earlier generation, change
 from dataclasses import replace
 
 from allstep.launch.cause import Failure
+from allstep.launch.roster import continuing
 from allstep.launch.roster.actions import ForwardSignal
 from allstep.launch.roster.elastic_state import IN_PLAN, WAITING, ElasticState, Stage
 from allstep.launch.roster.living_workers import LivingWorker, Phase
@@ -87,8 +88,9 @@ def _ready(state: ElasticState, event: Ready) -> None:
         return
     is_new = worker.number in state.plan.new
     worker.leave_generation(event.updates, state.plan.updates if is_new else 0)
-    if state.stage is Stage.RUNNING and state.announced:
-        state.stage, state.since = Stage.CHANGING, event.at
+    if state.stage is Stage.RUNNING and (state.announced or state.has_ended):
+        state.stage = Stage.ENDED if state.has_ended else Stage.CHANGING
+        state.since = event.at
     elif state.stage is Stage.RUNNING:
         state.end_generation(event.at, f"{state.name_of(worker)} has left it", is_cause=False)
     elif state.stopping is not None and state.stopping.lets_save:
@@ -116,6 +118,7 @@ def _exited(state: ElasticState, event: WorkerExited) -> None:
         state.left_with.add(event.code)
         _end_if_in_plan(state, worker, event.at)
     elif event.code == 0:
+        continuing.note_done(state, worker)
         _finish(state)
     elif event.code == RESUBMIT:
         _stop_after_saving(state, event.at)
@@ -133,7 +136,8 @@ def _finish(state: ElasticState) -> None:
         return
     state.stage = Stage.FINISHING
     # Failed starts from which the run has recovered.
-    state.losses.before_joining.clear()
+    if state.policy.replaces or state.plan is not None:
+        state.losses.before_joining.clear()
 
 
 def _stop_after_saving(state: ElasticState, at: float) -> None:
@@ -155,6 +159,7 @@ def _lose_before_joining(state: ElasticState, worker: LivingWorker, event: Worke
     failure = _failure(event, worker.number, worker.host)
     state.losses.before_joining.append(Loss(worker.number, failure, event.signature))
     state.exclude(worker, event.at)
+    continuing.lose_before_the_first_plan(state, failure)
     # Later, a host whose files differ must not end the run of the others.
     if state.plan is None and event.code == BAD_INPUT:
         state.doom(event.at)
@@ -163,10 +168,10 @@ def _lose_before_joining(state: ElasticState, worker: LivingWorker, event: Worke
 def _lose_member(state: ElasticState, worker: LivingWorker, event: WorkerExited) -> None:
     failure = _failure(event, state.rank_of(worker), worker.host)
     failure = replace(failure, was_late=worker.is_killed)
-    state.end_generation(event.at, f"lost {state.name_of(worker)}: {failure.how}")
-    state.exclude(worker, event.at)
     if state.losses.add(Loss(worker.number, failure, event.signature, worker.updates)):
         state.doom(event.at)
+    continuing.lose(state, [worker], event.at, f"lost {state.name_of(worker)}: {failure.how}")
+    state.exclude(worker, event.at)
 
 
 def _start_failed(state: ElasticState, event: StartFailed) -> None:
@@ -186,6 +191,7 @@ def _fail_to_start(
         failure = Failure(worker.number, worker.host, 1, event.at, lost=event.why)
         state.losses.before_joining.append(Loss(worker.number, failure))
         state.exclude(worker, event.at, did_not_start=True)
+        continuing.lose_before_the_first_plan(state, failure)
 
 
 def _host_lost(state: ElasticState, event: HostLost) -> None:
@@ -201,8 +207,8 @@ def _host_lost(state: ElasticState, event: HostLost) -> None:
             _fail_to_start(state, worker, event)
         else:
             state.exclude(worker, event.at)
-    if any(each.phase in IN_PLAN for each in lost):
-        state.end_generation(event.at, f"lost host {event.host}: {event.why}")
+    if members := [each for each in lost if each.phase in IN_PLAN]:
+        continuing.lose(state, members, event.at, f"lost host {event.host}: {event.why}")
     _add_lost_ranks(state, [each for each in failed if each.phase in IN_PLAN], event)
 
 

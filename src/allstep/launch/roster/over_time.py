@@ -7,7 +7,7 @@ would do something without another event.
 import signal
 from collections.abc import Iterator
 
-from allstep.launch.roster import conclusions, form_plan
+from allstep.launch.roster import conclusions, continuing, form_plan
 from allstep.launch.roster.actions import (
     ForwardSignal,
     NotifyChange,
@@ -59,7 +59,7 @@ def timers(state: ElasticState, now: float) -> Iterator[float]:
         yield from _forming_timers(state)
         if _room(state, now) > 0:
             yield from state.slots.timers(state.workers.taken, now)
-    if state.stage is Stage.FINISHING and state.has_ended:
+    if state.stage is Stage.FINISHING and _must_finish(state):
         yield state.since + state.policy.elastic_timeout
     if state.stopping is not None and state.stage is Stage.STOPPING:
         yield min(state.stopping.kill_at, state.stopping.give_up_at)
@@ -125,8 +125,11 @@ def _form_first(state: ElasticState, now: float) -> None:
     policy, candidates = state.policy, state.candidates(now)
     # Slots that were given up do not return, except with another list of hosts.
     expected = state.slots.expected(now)
-    is_hopeless = state.slots.num_given_up > 0 and expected < policy.num_workers
-    if len(candidates.standby) >= policy.num_workers:
+    is_hopeless = policy.replaces and state.slots.num_given_up > 0 and expected < policy.num_workers
+    num_needed = continuing.num_to_start_with(state)
+    if not num_needed:
+        _fail(state, conclusions.before_joining(state.losses.before_joining), now)
+    elif len(candidates.standby) >= num_needed:
         plan = form_plan.first_plan(candidates.standby, policy, candidates.hosts)
         _publish(state, plan, now)
     elif is_hopeless or now >= state.since + _first_timeout(state):
@@ -139,7 +142,7 @@ def _first_timeout(state: ElasticState) -> float:
     """Return how long to wait for generation 0."""
     num_coming = sum(not worker.is_killed for worker in state.workers.having(*WAITING))
     policy = state.policy
-    is_enough = num_coming >= policy.num_workers
+    is_enough = num_coming >= continuing.num_to_start_with(state)
     return policy.start_timeout if is_enough else policy.elastic_timeout
 
 
@@ -193,7 +196,7 @@ def _publish_next(
 
 def _publish(state: ElasticState, plan: Plan, now: float) -> None:
     state.plan, state.stage = plan, Stage.RUNNING
-    state.reason, state.has_ended = "", False
+    state.reason, state.has_ended, state.has_cause = "", False, False
     state.announced.clear()
     state.left_with.clear()
     state.losses.start_generation()
@@ -206,7 +209,8 @@ def _publish(state: ElasticState, plan: Plan, now: float) -> None:
 
 def _announce(state: ElasticState, now: float) -> None:
     """Notify the members of workers that can join or must leave, once for each worker."""
-    if state.stage is not Stage.RUNNING:
+    # Members of a generation that was ended leave it anyway.
+    if state.stage is not Stage.RUNNING or state.has_ended:
         return
     members = state.workers.having(Phase.MEMBER)
     leave = {each.number for each in members if not state.is_offered(each, now)}
@@ -233,6 +237,8 @@ def _can_join(state: ElasticState, worker: LivingWorker, now: float) -> bool:
 
 def _room(state: ElasticState, now: float) -> float:
     """Return how many workers may be started. Those that leave or die do not count any more."""
+    if not state.policy.replaces:
+        return state.policy.num_workers - state.workers.num_started
     stay = [
         each
         for each in state.workers.having(*WAITING, *IN_PLAN)
@@ -262,8 +268,13 @@ def _finish(state: ElasticState, now: float) -> None:
             state.dismiss(worker, now)
     if not state.workers:
         state.finish(_as_horovodrun(state, state.verdict() or Conclusion(0)))
-    elif state.has_ended and now >= state.since + state.policy.elastic_timeout:
+    elif _must_finish(state) and now >= state.since + state.policy.elastic_timeout:
         _fail(state, _as_horovodrun(state, state.verdict() or Conclusion(1)), now)
+
+
+def _must_finish(state: ElasticState) -> bool:
+    """Return whether the members must end in time, because one of them was lost."""
+    return state.has_ended and state.policy.replaces
 
 
 def _settle_seconds(state: ElasticState) -> float:

@@ -9,7 +9,6 @@ owners           Owners: each rank of a host gets the mean of what it updates (w
                  `shared_parameters`)
 array_list       ArrayList: arrays of another framework, in place or into memory of our own
 (servers)        planned: a parameter server takes gradients and returns weights (`kvstore`)
-(averaging)      planned: weights are averaged at intervals, instead of gradients
 (sharded)        planned: optimizer states distributed over all ranks
 ```
 

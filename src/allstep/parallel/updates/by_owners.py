@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, optim
 from torch.nn import Parameter
 
+from allstep.errors import UserError
 from allstep.parallel.exchange.owner_ranges import ParameterRange
 from allstep.parallel.exchange.owners import Owners
 from allstep.parallel.exchange.parameter_order import Named
@@ -61,6 +62,8 @@ class ByOwners:
     is then undone.
     """
 
+    state_is_per_rank = False
+
     def __init__(self, wrapped: type, keeps_undo: bool = False) -> None:
         self._wrapped, self._keeps_undo = wrapped, keeps_undo
         self._whole = needs_whole_parameters(wrapped)
@@ -86,6 +89,14 @@ class ByOwners:
             )
             self.take_state(optimizer)
         return self._sharing
+
+    def start(self, optimizer: Replica) -> None:
+        """Share the weights of the host."""
+        self.sharing(optimizer)
+
+    def reduces_gradients(self, optimizer: Replica) -> bool:
+        """Return True."""
+        return True
 
     def reduce(self, optimizer: Replica) -> None:
         """Sum the gradients for their owners."""
@@ -116,6 +127,16 @@ class ByOwners:
         self.sharing(optimizer).update(optimizer)
         return None
 
+    def synchronize(self, optimizer: Replica) -> None:
+        """Do nothing: an update ends on all ranks at once."""
+
+    def participate(self, optimizer: Replica) -> None:
+        """Raise UserError: the other ranks' step needs this rank to update what it owns."""
+        raise UserError(
+            "a rank without further steps cannot leave a step with shared weights to the others:"
+            " give every rank the same number of steps, or leave share_weights out"
+        )
+
     def owners(self, optimizer: Replica) -> Owners | None:
         """Return the exchange that knows the owners; None in a world of one rank."""
         return None if self._is_alone(optimizer) else self.sharing(optimizer).owners
@@ -125,6 +146,9 @@ class ByOwners:
         return self._keeps_undo and not optimizer._reduces
 
     # The optimizer's state
+
+    def gather_state(self, optimizer: Replica) -> None:
+        """Do nothing: the state is in memory that the ranks share."""
 
     @contextmanager
     def state_filled(self, optimizer: Replica) -> Iterator[None]:

@@ -34,6 +34,7 @@ from allstep.errors import CheckpointError, UserError
 from allstep.train.check.overfit import num_samples
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.write_and_read import Snapshot, Tensors
+from allstep.train.config.check_sync import synchronous
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.splits import make_loaders
 from allstep.train.run.capture import capture
@@ -130,7 +131,7 @@ class _Rehearsal:
     job: Job
 
     def __init__(self, config: ResolvedConfig, world: World, out: Path) -> None:
-        self.config, self.world, self.out = config, world, out
+        self.config, self.world, self.out = synchronous(config), world, out
         self.stages: list[RehearsedStage] = []
         self.nbytes = 0
 

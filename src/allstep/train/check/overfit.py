@@ -23,6 +23,7 @@ from pathlib import Path
 from allstep.comm.group import agree
 from allstep.data import Batch
 from allstep.train.check.verify import switch_dropout_off
+from allstep.train.config.check_sync import synchronous
 from allstep.train.config.run_config import EmaConfig, GrowthConfig, ResolvedConfig, ScheduleConfig
 from allstep.train.run.placed_job import Job
 from allstep.train.run.setup import make_job
@@ -125,7 +126,7 @@ def learn(
 
     `out` is the folder for lists of bad samples. `report` receives a line of progress now and then.
     """
-    job = make_job(config, world, out)
+    job = make_job(synchronous(config), world, out)
     dropouts = switch_dropout_off(job.trainer.model)
     if dropouts:
         report(f"switched off: dropout in {dropouts} layer{'s' if dropouts > 1 else ''}")

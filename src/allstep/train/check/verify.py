@@ -41,6 +41,7 @@ from allstep.train.check.compare_workers import (
     write_answer,
 )
 from allstep.train.checkpoint.write_and_read import Tensors
+from allstep.train.config.check_sync import synchronous
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.compare_weights import Fingerprint
 from allstep.train.input.splits import make_loaders
@@ -72,7 +73,7 @@ def work(config: ResolvedConfig, folder: Path, launcher: str | None = None) -> N
 def run(config: ResolvedConfig, world: World, folder: Path) -> Answer:
     """Run the steps of the plan in `folder` on all ranks of `world`, and return the answer."""
     plan = read_plan(folder)
-    job = make_job(config, world, folder)
+    job = make_job(synchronous(config), world, folder)
     notes = make_exact(job)
     reference = _Reference(folder, plan.tolerance, writes=world.rank == 0)
     steps = tuple(_steps(job, plan, reference))

@@ -12,6 +12,7 @@ from allstep.data.augment.parse import check_mix, spelled
 from allstep.data.order import check_weights, lengths
 from allstep.errors import ConfigError
 from allstep.models.by_name import check_name, check_options
+from allstep.train.config.check_sync import check_sync
 from allstep.train.config.initial_weights import initial_weights
 from allstep.train.config.num_workers import count_gpus
 from allstep.train.config.number_types import Shares
@@ -38,7 +39,7 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
     if config.batch_per_worker is not None and num_workers is None:
         return
     resolved = config.resolved(num_workers or 1)
-    for check_resolved in (_ghost, _check_micro_batches, _schedule, _growth):
+    for check_resolved in (_ghost, _check_micro_batches, _schedule, _growth, check_sync):
         check_resolved(resolved)
     if num_workers is not None:
         _shares(resolved, num_workers)
@@ -78,7 +79,8 @@ def check_elastic(config: RunConfig, num_workers: int, sizes: Iterable[int]) -> 
         except ConfigError as error:
             why = f"an elastic run may have {_plural(size, 'worker')}"
             raise ConfigError(
-                f"{error} ({why}: limit it by --min-workers, --max-workers)"
+                f"{error} ({why}: limit it by --min-workers and --max-workers, under `allstep run`"
+                " by --min-np and --max-np)"
             ) from None
 
 

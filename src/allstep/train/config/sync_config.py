@@ -13,7 +13,7 @@ from allstep.parallel.sync_mode import SyncMode, sync_mode
 from allstep.train.config.number_types import Decay, Positive
 from allstep.train.config.section import Section
 
-AVAILABLE = ("allreduce",)
+AVAILABLE = ("allreduce", "server", "async", "stale", "clock", "lazy", "local", "diloco")
 """Modes that `allstep train` can run."""
 
 
@@ -24,7 +24,8 @@ def _known(text: str) -> str:
             raise ConfigError(f"sync={text}: not available yet; available: {', '.join(AVAILABLE)}")
         return str(mode)
     except ConfigError as error:
-        expected = str(error).partition(": ")[2]
+        reason = str(error).partition(": ")[2]
+        expected = f"a mode such as async or stale:2 ({reason})"
         raise PydanticCustomError("sync", "{expected}", {"expected": expected}) from error
 
 

@@ -8,8 +8,9 @@ state.json               the progress of the run (key "standing"), the optimizer
                          images that the model takes (classes, shape, mean, ...)
 ```
 
-A checkpoint does not depend on the time, the host or the number of workers, with one exception: for
-a growing batch it stores the number of samples that a worker can compute at once.
+A checkpoint does not depend on the time, the host or the number of workers, with two exceptions:
+for a growing batch it stores the number of samples that a worker can compute at once, and with
+`sync=local` or `diloco` the optimizer's state of each worker (`parallel.updates.party_states`).
 
 `load` is the inverse for a job that exists: in an elastic run a worker that joins, or one that
 missed the last update, takes the state of another. A resumed run builds its job from the snapshot

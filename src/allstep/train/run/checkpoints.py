@@ -44,6 +44,8 @@ class Checkpoints:
         samples = job.progress.samples
         is_saved = job.progress.owes is None and (self.folder / name_of(samples)).is_dir()
         self._begun_from = samples if is_saved else None
+        # True between two worlds of an elastic run: no other rank can be asked for its state.
+        self.is_alone = False
         # Samples of the last checkpoint that was requested, on all ranks.
         self._requested: int | None = None
         self._saver: Saver | None = None
@@ -61,7 +63,7 @@ class Checkpoints:
         """Continue in another world of an elastic run; this rank may be its new rank 0.
 
         The checkpoint that the old rank 0 was asked to write may be missing. It is replaced by one
-        of the present state.
+        of the present state. Where each rank has optimizer state of its own, it has that of rank 0.
         """
         if self.job.world.rank != 0:
             self.close()
@@ -71,6 +73,7 @@ class Checkpoints:
             missing = self._requested
             if missing is not None and not (self.folder / name_of(missing)).is_dir():
                 self.save(best=missing == self.job.progress.best_samples)
+        self.is_alone = False
 
     def save_alone(self) -> None:
         """Write the current state at once, without other ranks. Raise AllstepError if it fails."""
@@ -84,9 +87,18 @@ class Checkpoints:
             raise AllstepError(f"the last state is not saved: {problem}; {self._way_on()}")
 
     def are_due(self) -> bool:
-        """Return whether `save.seconds` have passed since the last checkpoint."""
+        """Return whether `save.seconds` have passed since the last checkpoint.
+
+        Where each rank has optimizer state of its own, all ranks save together, and rank 0's time
+        counts. A collective then.
+        """
         seconds = self.job.config.save.seconds
-        return seconds is not None and time.monotonic() - self._last >= seconds
+        if seconds is None:
+            return False
+        is_due = time.monotonic() - self._last >= seconds
+        if self.is_alone or not self.job.trainer.optimizer.state_is_per_rank:
+            return is_due
+        return agree.rank_0_decides(self.job.world, lambda: is_due)
 
     def save(self, best: bool = False) -> None:
         """Start a checkpoint: rank 0 copies its tensors, and its thread writes them.
@@ -94,6 +106,8 @@ class Checkpoints:
         `best` marks it as the best so far.
         """
         self._last, self._requested = time.monotonic(), self.job.progress.samples
+        if not self.is_alone:
+            self.job.trainer.optimizer.gather_state()
         if faults.active is not None:
             faults.active.at_commit()
         if self._saver is not None:
@@ -123,6 +137,8 @@ class Checkpoints:
         `what` states for the error message what the run did so far.
         """
         self.close()
+        if self.job.progress.samples != self._requested:
+            self.job.trainer.optimizer.gather_state()
         problem = agree.rank_0_decides(self.job.world, self._missing)
         self.report()
         if problem:

@@ -7,8 +7,10 @@ checkpoints, and prints that at once and every minute.
 """
 
 import time
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from allstep import faults, runlog
 from allstep.console.escape import print_notice
@@ -72,6 +74,13 @@ class Duties:
             self.remind()
         self.watch_speed()
         self.callbacks.take_over(opening)
+
+    def has_recorded(self, folder: Path, figures: Mapping[str, Any]) -> bool:
+        """Return whether the run record has an event with these figures."""
+        with suppress(OSError, UserError):
+            events = runlog.read(folder / RECORD).events
+            return any(figures.items() <= event.items() for event in events)
+        return False
 
     def watch_speed(self) -> None:
         """Report slow workers as well."""

@@ -1,11 +1,13 @@
 """The training loop, as it runs on each worker.
 
 ```
-for each batch:   gradients ── one small sum over the ranks ── update ── log ── evaluate ── save
+for each round:   train until all ranks agree ── log ── evaluate ── save
 at the end:       test, once; then evaluate a fixed sample of the training split
-stop request:     save after the step, or within an evaluation, which the resumed run then repeats
+stop request:     save after the round, or within an evaluation, which the resumed run then repeats
                   first
 ```
+
+In synchronous training a round is one step; `sync` of the config determines it (`rounds`).
 
 When an evaluation, a checkpoint or a larger batch is due depends only on the position, so that a
 resumed run does the same. The exception is checkpoints by time, which do not affect the result. The
@@ -13,16 +15,16 @@ test split is read once, after the last update; no choice depends on it.
 """
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from torch import nn
 
-from allstep import comm, faults
+from allstep import comm
 from allstep.comm.group import agree
 from allstep.data import Batch, Loader
-from allstep.errors import AllstepError, UserError
+from allstep.errors import AllstepError, PeerLost
 from allstep.train.checkpoint.saver import first_not_finite
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.run_config import RunConfig
@@ -36,13 +38,16 @@ from allstep.train.run.finish import chosen_model, training_score
 from allstep.train.run.opening_event import opening
 from allstep.train.run.placed_job import Job
 from allstep.train.run.progress import Paused, crossed
-from allstep.train.run.progress_event import finite, progress_event
+from allstep.train.run.progress_event import Reported, finite, progress_event
+from allstep.train.run.rounds.choose import make_round
+from allstep.train.run.rounds.due import evaluates, saves
+from allstep.train.run.rounds.round import Surroundings
 from allstep.train.run.setup import make_job
 from allstep.train.score.evaluate import Interrupted, evaluate
 from allstep.train.score.mistakes import Mistakes
-from allstep.train.step.after_step import StepOutcome, StepReport
+from allstep.train.step.after_step import StepOutcome
 from allstep.train.step.noise import measure_noise
-from allstep.train.step.step import Clock, reduce_step, update_weights
+from allstep.train.step.step import Clock
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Evaluated, Result, Score
 from allstep.train.watch.straggler_report import with_straggler_report
@@ -101,12 +106,24 @@ class Run:
     def _start_world(self) -> None:
         """Set what belongs to one world; an elastic run calls it again in each further one."""
         job = self.job
-        self.clock, self.since_log = Clock(), job.trainer.task.tally()
+        self.clock, self.since_log, self.reported = Clock(), job.trainer.task.tally(), Reported()
         self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
         # A rank that joins has none, and all ranks must evaluate together.
         self.validation: Score | None = None
         self.has_stepped = False
-        self.batches = self._batches()
+        self.round = make_round(self._surroundings())
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            self.job,
+            self.clock,
+            self.stopping,
+            self.callbacks,
+            self.reported,
+            must_leave_world=lambda: self._must_leave_world(),
+            is_save_due=lambda: self.checkpoints.are_due(),
+            has_pushed=lambda count: self._note_push(count),
+        )
 
     # Training
 
@@ -120,72 +137,33 @@ class Run:
             return self._pause()
 
     def _train(self) -> str:
-        """Run all steps. Return the reason for ending, or "" if asked to stop."""
-        progress, batches = self.job.progress, self.batches
+        """Run all rounds. Return the reason for ending, or "" if asked to stop."""
+        progress = self.job.progress
         self.clock.restart()
         if progress.owes is not None:
             self._settle(progress.owes)
         while not (why := self.job.why_over()):
-            before, begun = progress.samples, time.perf_counter()
-            outcome = self._step(batches)
-            # The first step includes one-off set-up.
-            if self.has_stepped:
-                self.stopping.note_cost("step", time.perf_counter() - begun)
-            self._after_step(before)
-            if outcome.stop:
+            before, updates = progress.samples, progress.updates
+            agreed = self.round.go()
+            self._note(agreed.outcome, agreed.last, agreed.updates)
+            progress.owes, progress.samples = before, agreed.position
+            progress.updates += agreed.updates
+            if agreed.lost:
+                self._note_world(before)
+                raise PeerLost(agreed.lost, rank=self.job.world.rank)
+            adapt_shares(self.job, agreed.outcome, self.callbacks)
+            self._after_round(before, updates)
+            if agreed.outcome.stop:
                 return ""
-            if outcome.change and not self.job.why_over():
+            if agreed.outcome.change and not self.job.why_over():
                 self._leave_world()
-        batches.close()
+        self.round.close()
         self.fingerprint.finish()
         self.checkpoints.finish(f"the run is over after {progress.samples} samples ({why})")
         return why
 
-    def _batches(self) -> Generator[Batch]:
-        job = self.job
-        job.loaders["train"].batch = job.progress.batch
-        yield from job.loaders["train"].batches(job.progress.samples, job.total)
-
-    def _step(self, batches: Iterator[Batch]) -> StepOutcome:
-        """Run one update and return its outcome on all ranks."""
-        job, progress = self.job, self.job.progress
-        batch, error = self._take(batches)
-        after = min(progress.samples + progress.batch, job.epoch_end(progress.samples))
-        job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
-        if faults.active is not None:
-            faults.active.at_step(progress.updates + 1, batch.samples)
-        own = self.clock.per_sample
-        mine = reduce_step(job.trainer, batch, after - progress.samples, self.clock)
-        own = self.clock.per_sample - own
-        stops, failed = self.stopping.why is not None, error is not None
-        report = StepReport(mine, batch.weight, stops, failed, own, self._must_leave_world())
-        outcome = job.after_step.exchange(report)
-        self.clock.lap("wait")
-        if outcome.failed:
-            agree.everyone(job.world, lambda: _raise(error))
-        # The commit: from here on no other rank is needed, except for weights that are shared.
-        update_weights(job.trainer, batch.position, self.clock)
-        job.after_step.statistics.keep()
-        self._note(outcome, batch)
-        progress.owes, progress.samples = progress.samples, after
-        progress.updates += 1
-        adapt_shares(job, outcome, self.callbacks)
-        return outcome
-
-    def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
-        """Return the next share and None; or an empty share and the error if it is invalid.
-
-        With the empty share this rank completes the step, after which all ranks learn of the error.
-        """
-        try:
-            batch = next(batches)
-            self.job.trainer.task.check_targets(batch, self.job.loaders["train"])
-            return batch, None
-        except UserError as error:
-            return self.job.empty_batch(), error
-
-    def _note(self, outcome: StepOutcome, batch: Batch) -> None:
-        """Add the step of all ranks to the sums, the loss watch, the noise scale and the EMA."""
+    def _note(self, outcome: StepOutcome, batch: Batch, updates: int) -> None:
+        """Add the round of all ranks to the sums, the loss watch, the noise scale and the EMA."""
         job, total = self.job, outcome.tally
         self.since_log, job.progress.since = self.since_log + total, job.progress.since + total
         norms = job.trainer.optimizer.norms
@@ -193,7 +171,7 @@ class Run:
         if job.noise is not None and norms is not None:
             measure_noise(job.noise, job.trainer, norms, outcome.samples)
         if job.ema is not None:
-            job.ema.update()
+            job.ema.update(updates)
 
     def _judge(self, verdict: Spike | Diverged | None, batch: Batch) -> None:
         """Report a spike of the loss; end the run on all ranks, unsaved, if it has diverged."""
@@ -210,17 +188,21 @@ class Run:
             error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 
-    # What is due after a step
+    # What is due after a round
 
-    def _after_step(self, before: int) -> None:
+    def _after_round(self, before: int, updates: int) -> None:
+        """Do what is due after a round, which began at `before` samples and `updates` updates."""
         job, progress = self.job, self.job.progress
         self.has_stepped = True
         self._note_world(before)
-        if progress.updates % _COMPARE_EVERY == 0:
+        compares = crossed(updates, progress.updates, _COMPARE_EVERY)
+        if compares:
             self.fingerprint.start(progress.updates)
-        elif progress.updates % _COMPARE_EVERY == 1:
+        # The hashes of a round of one update are compared after the next one, without waiting.
+        if not compares or progress.updates > updates + 1:
             self.fingerprint.finish()
-        if self._evaluates(before) or progress.updates % job.config.log_every == 0:
+        logs = crossed(updates, progress.updates, job.config.log_every)
+        if logs or evaluates(job, before, progress.samples):
             self._log()
         self._settle(before)
         with self._aside("telling"):
@@ -228,51 +210,44 @@ class Run:
         self.clock.lap("update")
 
     def _note_world(self, before: int) -> None:
-        """Called after each update, which began at `before` samples, for elastic runs."""
+        """Called after each round, which began at `before` samples, for elastic runs."""
+
+    def _note_push(self, count: int) -> None:
+        """Called after each update of this rank within a round, for elastic runs."""
 
     def _must_leave_world(self) -> bool:
         """Return whether the launcher asked this rank to leave its world, in an elastic run."""
         return False
 
     def _leave_world(self) -> None:
-        """Called after a step if any rank must leave the world."""
-
-    def _evaluates(self, before: int) -> bool:
-        job, samples = self.job, self.job.progress.samples
-        return samples == job.total or crossed(
-            before, samples, job.config.evaluation.every * job.num_train
-        )
+        """Called after a round if any rank must leave the world."""
 
     def _settle(self, before: int) -> None:
-        """Do what is due after the last step, which began at `before` samples.
+        """Do what is due after the last round, which began at `before` samples.
 
         This is an evaluation, growth of the batch and a checkpoint. If the evaluation is
         interrupted, `progress.owes` records that all of it is still due.
         """
         job, progress = self.job, self.job.progress
         progress.owes = before
-        is_best = self._evaluates(before) and self._evaluate()
+        is_best = evaluates(job, before, progress.samples) and self._evaluate()
         progress.owes = None
         self._grow()
-        per_epoch = job.config.save.epochs
-        ends = progress.samples == job.total
-        interval = per_epoch and per_epoch * job.num_train
-        if is_best or ends or crossed(before, progress.samples, interval):
+        if is_best or saves(job, before, progress.samples):
             self._save(is_best)
         elif self.checkpoints.are_due():
             self._save()
 
-    def _logs_next(self) -> bool:
-        return (self.job.progress.updates + 1) % self.job.config.log_every == 0
-
     def _log(self) -> None:
         """Send the callbacks a progress event on what all ranks did since the last one."""
         self.clock.lap("update")
-        event = progress_event(self.job, self.clock, self.since_log)
-        with self._aside("telling"):
-            self.callbacks.progress(event)
-        self.training_seconds += event.seconds
-        self.seconds_since_evaluation += event.seconds
+        seconds = sum(self.clock.seconds.values())
+        event = progress_event(self.job, self.clock, self.since_log, self.reported)
+        if event is not None:
+            with self._aside("telling"):
+                self.callbacks.progress(event)
+        self.training_seconds += seconds
+        self.seconds_since_evaluation += seconds
         self.since_log = self.job.trainer.task.tally()
 
     def _evaluate(self) -> bool:
@@ -392,8 +367,3 @@ class Run:
                 job, chosen, lambda loader: self._score(model, loader), self.callbacks
             ),
         )
-
-
-def _raise(error: UserError | None) -> None:
-    if error is not None:
-        raise error

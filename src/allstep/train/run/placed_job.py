@@ -21,13 +21,14 @@ import torch
 from torch import nn
 
 from allstep.data import Batch, Loader
+from allstep.kvstore.training import SharedModel
 from allstep.optim import RunningNoiseScale
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.divergence import LossWatch
 from allstep.train.input.loaders import list_bad_samples, place_loaders
 from allstep.train.input.splits import Splits
 from allstep.train.run.progress import RunProgress
-from allstep.train.step import build, sharing
+from allstep.train.step import build, pushing, sharing
 from allstep.train.step.after_step import AfterStep
 from allstep.train.step.batch_growth import Growth
 from allstep.train.step.ema import Average
@@ -56,6 +57,8 @@ class Job:
     shares_weights: bool = False
     is_elastic: bool = False
     """Whether a step may fail and be repeated in another world."""
+    shared: SharedModel | None = None
+    """The weights to which the parties push, in an asynchronous mode of `sync`."""
     execution: str = "plain"
     notes: list[str] = field(default_factory=list)
     after_step: AfterStep = field(init=False)
@@ -120,16 +123,22 @@ def place(job: Job, world: World) -> None:
     place_loaders(job.loaders, config, job.splits, world)
     trainer.rank, trainer.size = world.rank, world.size
     trainer.shares = job.loaders["train"].shares
+    if not config.sync.mode.has_equal_steps:
+        # A step is that of a single worker, whichever party computes it.
+        trainer.rank, trainer.size, trainer.shares = 0, 1, ()
     job.speed_rule = sharing.make_rule(config, world.size)
     # A single worker estimates the noise scale from a micro-batch, several from their shares.
     trainer.measures_first_micro_batch = sharing.measures_noise(config) and world.size == 1
     if world is not job.world:
-        build.attach(trainer.optimizer, world)
+        build.attach(trainer.optimizer, world, reduces=config.sync.mode.has_equal_steps)
         job.world = world
     job.set_num_micro_batches(_num_micro_batches(job))
-    job.after_step = AfterStep(
-        RunningStatistics(trainer.model, job.is_elastic), world, sharing.exchanged(config)
-    )
+    add_up = None
+    if not config.sync.mode.has_equal_steps:
+        job.shared = pushing.share_weights(config, trainer.model, trainer.optimizer, job.num_train)
+        add_up = pushing.adder(job.shared)
+    statistics = RunningStatistics(trainer.model, job.is_elastic, add_up)
+    job.after_step = AfterStep(statistics, world, sharing.exchanged(config))
 
 
 def _num_micro_batches(job: Job) -> int:
@@ -137,4 +146,4 @@ def _num_micro_batches(job: Job) -> int:
     base, batch = job.config.accumulation, job.progress.batch
     if batch == job.config.batch:
         return base
-    return job.growth.num_micro_batches(batch, job.trainer.shares, base)
+    return job.growth.num_micro_batches(batch, job.loaders["train"].shares, base)

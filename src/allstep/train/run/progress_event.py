@@ -1,6 +1,13 @@
-"""The progress event of a run: what all ranks did since the last event."""
+"""The progress event of a run: what all ranks did since the last event.
+
+It is made at the end of a round, together with all ranks (`progress_event`). In a long round
+without common steps rank 0 makes events alone, from figures that the ranks leave in shared memory
+(`rounds.live_lines`); what they have reported is `Reported`, and the event at the end has the rest.
+"""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -11,11 +18,53 @@ from allstep.train.step.step import PHASES, Clock
 from allstep.train.task.task import Tally
 from allstep.train.watch.events import Progress
 
+Times = Sequence[Sequence[float]]
+"""Seconds of each phase (rows) by rank."""
 
-def progress_event(job: Job, clock: Clock, tally: Tally) -> Progress:
+
+@dataclass
+class Reported:
+    """What events within the round have reported already; only rank 0 has any."""
+
+    tally: Tally | None = None
+    times: Times = ()
+    seconds: float = 0.0
+
+    def add(self, tally: Tally, times: Times, seconds: float) -> None:
+        """Add an event."""
+        is_first = self.tally is None
+        self.tally = tally if self.tally is None else self.tally + tally
+        self.times = times if is_first else _combined(self.times, times, 1)
+        self.seconds += seconds
+
+    def rest(self, tally: Tally, times: Times, seconds: float) -> tuple[Tally, Times, float]:
+        """Return what no event has reported yet of the whole, and forget what they have."""
+        reported = Reported(self.tally, self.times, self.seconds)
+        self.tally, self.times, self.seconds = None, (), 0.0
+        if reported.tally is None:
+            return tally, times, seconds
+        left = [
+            whole - part for whole, part in zip(tally.sums(), reported.tally.sums(), strict=True)
+        ]
+        return (
+            tally.with_sums(left),
+            _combined(times, reported.times, -1),
+            max(0.0, seconds - reported.seconds),
+        )
+
+
+def _combined(times: Times, others: Times, sign: int) -> Times:
+    """Return the sum or difference of two tables of seconds, at least 0."""
+    return [
+        [max(0.0, ours + sign * theirs) for ours, theirs in zip(row, other, strict=True)]
+        for row, other in zip(times, others, strict=True)
+    ]
+
+
+def progress_event(job: Job, clock: Clock, tally: Tally, reported: Reported) -> Progress | None:
     """Return the event for the steps since `clock` was restarted, and restart it. A collective.
 
-    `tally` is that of all ranks over the same steps.
+    `tally` is that of all ranks over the same steps. None if all of it was `reported` already.
     """
     seconds = sum(clock.seconds.values())
     mine = torch.tensor([*clock.seconds.values(), memory_in_use()], dtype=torch.float64)
@@ -23,16 +72,35 @@ def progress_event(job: Job, clock: Clock, tally: Tally) -> Progress:
     dist.all_gather(by_rank, mine)
     *times, memory = torch.stack(by_rank).T.tolist()
     clock.restart()
+    is_new = reported.tally is None
+    tally, rest, seconds = reported.rest(tally, times, seconds)
+    if not (is_new or tally.count):
+        return None
+    return event_of(job, job.progress.samples, tally, rest, memory, seconds)
+
+
+def event_of(
+    job: Job,
+    position: int,
+    tally: Tally,
+    times: Times,
+    memory: Sequence[float],
+    seconds: float,
+) -> Progress:
+    """Return the event for a tally of all ranks up to `position`.
+
+    `times` are the seconds of the phases by rank, `memory` the bytes in use by rank.
+    """
     score, norms = tally.score(), job.trainer.optimizer.norms
     return Progress(
-        epoch=(job.progress.samples - 1) // job.num_train,
-        samples=job.progress.samples,
+        epoch=(position - 1) // job.num_train,
+        samples=position,
         loss=score.loss,
         accuracy=score.accuracy,
         lr=job.trainer.optimizer.param_groups[0]["lr"],
         seconds=seconds,
         images_per_second=score.count / max(seconds, 1e-9),
-        times=dict(zip(PHASES, times, strict=True)),
+        times={name: list(row) for name, row in zip(PHASES, times, strict=True)},
         memory=[int(each) for each in memory],
         batch=job.progress.batch,
         grad_norm=None if norms is None else finite(norms.mean**0.5 / job.trainer.scale),

@@ -29,6 +29,7 @@ from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.train.checkpoint.restore import averaged_weights, load_optimizer, load_weights
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.config.check_config import notes
+from allstep.train.config.check_sync import check_hosts
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.checkpoint_state import check_batch
 from allstep.train.health.divergence import LossWatch
@@ -39,14 +40,14 @@ from allstep.train.precision.precision import Precision, dtype_of_weights
 from allstep.train.run.placed_job import Job, place
 from allstep.train.run.progress import RunProgress
 from allstep.train.score.evaluate import ToInput
-from allstep.train.step import build, sharing
+from allstep.train.step import build, pushing, sharing
 from allstep.train.step import execution as executions
 from allstep.train.step.batch_growth import Growth, grows, note
 from allstep.train.step.ema import Average
 from allstep.train.step.learning_rate import learning_rate
 from allstep.train.step.micro_batch import memory_of_worker, samples_at_once
 from allstep.train.step.precision_choice import SAMPLES, loss_in, settle, time_both
-from allstep.train.step.step import Trainer
+from allstep.train.step.step import Trainer, communicates
 from allstep.train.step.timing import Example, Trial
 from allstep.train.task.classification import Classification
 from allstep.train.task.task import Task
@@ -70,6 +71,7 @@ def make_job(
     `snapshot` the run resumes from it. `worker` is the number of this worker in an elastic run,
     None in a fixed world.
     """
+    agree.everyone(world, lambda: check_hosts(config, world))
     splits = _data_on_every_host(config, world)
     device = build.make_device(config)
     loaders = make_loaders(config, splits, world, out, device, worker)
@@ -86,12 +88,7 @@ def make_job(
     if snapshot is not None:
         agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
     is_elastic = worker is not None
-    share = agree.everyone(
-        world, lambda: build.shares_weights(config, world, made.model, device, is_elastic)
-    )
-    replicated = build.distribute(
-        made.model, optimizer, world, config.accumulation, share, is_elastic
-    )
+    share, replicated = _distributed(config, world, made.model, optimizer, device, is_elastic)
     job = Job(
         config=config,
         world=world,
@@ -110,12 +107,41 @@ def make_job(
         notes=[
             *splits.notes,
             *made.notes,
+            *build.outer_note(replicated),
             *filter(None, [note(config)]),
             *notes(config, world.size, num_train),
         ],
     )
     place(job, world)
     return job
+
+
+def _distributed(
+    config: ResolvedConfig,
+    world: World,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    is_elastic: bool,
+) -> tuple[bool, ReplicatedOptimizer]:
+    """Return whether the workers of a host share weights, and the optimizer of this rank."""
+    share = agree.everyone(
+        world, lambda: build.shares_weights(config, world, model, device, is_elastic)
+    )
+    if not config.sync.mode.has_equal_steps:
+        agree.everyone(world, lambda: _check_pushes(config, model, device))
+        # Each party's gradients are its own.
+        world = World.alone()
+    averaging = build.make_averaging(config, model, optimizer, is_elastic)
+    made = build.distribute(
+        model, optimizer, world, config.accumulation, share, is_elastic, averaging
+    )
+    return share, made
+
+
+def _check_pushes(config: ResolvedConfig, model: nn.Module, device: torch.device) -> None:
+    together = any(communicates(layer) for layer in model.modules())
+    pushing.check_pushes(config, device, layers_communicate=together)
 
 
 def _check_data(

@@ -19,7 +19,7 @@ from allstep.machine import keep_freed_memory
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
 from allstep.train.checkpoint.write_and_read import Snapshot
-from allstep.train.config.check_config import check_config
+from allstep.train.config.check_config import check_config, check_elastic
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder.claim import (
     Claimed,
@@ -130,6 +130,8 @@ def _decide(asked: TrainRequest, world: World, duties: Duties) -> _Decision:
         raise
     config = prepared.config.resolved(world.size)
     check_config(config, world.size)
+    if (member := membership()) is not None:
+        check_elastic(prepared.config, world.size, member.sizes)
     claimed = _claim(config, asked, duties)
     if claimed.has_ended:
         return _ended(claimed)

@@ -23,7 +23,8 @@ from allstep.optim import groups, noise_variance
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
-from allstep.parallel.updates import ByOwners
+from allstep.parallel.updates import Averaging, ByOwners
+from allstep.parallel.updates.outer_step import PLAIN, outer_step
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.step.learning_rate import peak_lr
 from allstep.world import World
@@ -151,9 +152,15 @@ def shares_weights(
 ) -> bool:
     """Return whether the workers of a host share one copy of the weights.
 
-    In an elastic run only if requested, because each update then makes an undo copy; a world of one
-    worker shares nothing, but the next one may be larger.
+    With `sync=server` they do, since the owner of a slice is its server. In an elastic run only if
+    requested, because each update then makes an undo copy; a world of one worker shares nothing,
+    but the next one may be larger.
     """
+    mode = config.sync.mode
+    if mode.name == "server":
+        return world.size > 1 or is_elastic
+    if mode.averages_weights or not mode.has_equal_steps:
+        return False
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
             "share_weights=true and precision=float16 exclude each other: float16 needs whole"
@@ -177,11 +184,13 @@ def distribute(
     num_micro_batches: int,
     share: bool,
     is_elastic: bool = False,
+    averaging: Averaging | None = None,
 ) -> ReplicatedOptimizer:
     """Return `optimizer` with gradients reduced over all ranks. A collective.
 
     `num_micro_batches` is the number of backward passes per step. `share` lets the workers of a
-    host share one copy of the weights; if `is_elastic`, with an undo copy.
+    host share one copy of the weights; if `is_elastic`, with an undo copy. `averaging` averages
+    weights at intervals instead of gradients.
     """
     named = [
         Named(name, parameter)
@@ -198,16 +207,48 @@ def distribute(
         num_micro_batches,
         overlap=False if share else None,
     )
-    update = ByOwners(type(optimizer), keeps_undo=is_elastic) if share else None
+    update = ByOwners(type(optimizer), keeps_undo=is_elastic) if share else averaging
     made = replicate(optimizer, replicas, world.size, update)
     at_shutdown(made.close)
     return made
 
 
-def attach(optimizer: ReplicatedOptimizer, world: World) -> None:
-    """Let a distributed optimizer reduce over the ranks of another world of an elastic run."""
+def make_averaging(
+    config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, is_elastic: bool = False
+) -> Averaging | None:
+    """Return the update that averages weights, if that is the mode of the run.
+
+    Buffers are averaged with the small sum of a round (`running_statistics`). If `is_elastic`, a
+    round can be undone.
+    """
+    section, mode = config.sync, config.sync.mode
+    if mode.name not in ("local", "diloco"):
+        return None
+    outer = outer_step(optimizer, mode, section.outer_lr, section.outer_momentum)
+
+    def frozen() -> list[Named]:
+        named = model.named_parameters()
+        return [Named(*each) for each in named if not each[1].requires_grad]
+
+    return Averaging(outer=outer, also=frozen, is_on=not mode.from_epoch, keeps_undo=is_elastic)
+
+
+def outer_note(optimizer: ReplicatedOptimizer) -> list[str]:
+    """Return a note on the outer step of `sync=diloco:H`; none in other modes."""
+    update = optimizer.replica_update
+    if not isinstance(update, Averaging) or update.outer == PLAIN:
+        return []
+    outer = update.outer
+    return [f"outer step of DiLoCo: lr {outer.lr:g}, Nesterov momentum {outer.momentum:g}"]
+
+
+def attach(optimizer: ReplicatedOptimizer, world: World, reduces: bool = True) -> None:
+    """Let a distributed optimizer reduce over the ranks of another world of an elastic run.
+
+    Without `reduces` each rank's gradients are its own.
+    """
     # Not counted, because a worker that joins has made fewer optimizers than the others.
-    optimizer.attach(f"train/generation {world.generation}", world.size)
+    optimizer.attach(f"train/generation {world.generation}", world.size if reduces else 1)
     at_shutdown(optimizer.close)
 
 

@@ -40,15 +40,17 @@ class Average:
         self.model = _copy_of(model)
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Count an update of the weights, and average them if it is an `every`-th one.
+    def update(self, updates: int = 1) -> None:
+        """Count updates of the weights, and average them if there was an `every`-th one.
 
-        Must be called after each update.
+        Must be called after each update, or after each round of `updates` after which all ranks
+        have the same weights.
         """
-        self.updates += 1
-        if self.updates % self._every:
+        before, self.updates = self.updates, self.updates + updates
+        if before // self._every == self.updates // self._every:
             return
-        decay = min(self._decay, (1 + self.updates) / (10 + self.updates)) ** self._every
+        power = max(self._every, updates)
+        decay = min(self._decay, (1 + self.updates) / (10 + self.updates)) ** power
         ours, theirs = dict(_tensors(self.model)), dict(_tensors(self._source))
         averaged = [
             name for name in ours if ours[name].is_floating_point() or ours[name].is_complex()

@@ -24,7 +24,7 @@ replaced by their weighted mean. Integers are rounded; a counter keeps its value
 same on all workers that had samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -33,17 +33,20 @@ from torch.nn.modules.batchnorm import _NormBase
 
 Place = tuple[nn.Module, str]
 """A module and the name of its buffer; not the tensor, which the module may replace."""
+AddUp = Callable[[Tensor], object]
 _NONE = torch.empty(0)
 
 
 class RunningStatistics:
     """The buffers of a model that change in training.
 
-    `keeps` allows `restore`: after each update (`keep`) the values are kept, at the cost of a copy
+    `add_up` adds a vector over the ranks in place; None: the default process group. `keeps` allows
+    `restore`: after each update (`keep`) the values are kept, at the cost of a copy
     of the buffers that are not of norms.
     """
 
-    def __init__(self, model: nn.Module, keeps: bool = False) -> None:
+    def __init__(self, model: nn.Module, keeps: bool = False, add_up: AddUp | None = None) -> None:
+        self._add_up = dist.all_reduce if add_up is None else add_up
         self.norms, self.others = _places(model)
         self._seen = [_as_it_is(place) for place in self.others]
         # The values to return to: of all norms in one vector, of each other buffer a copy.
@@ -67,12 +70,12 @@ class RunningStatistics:
         changed = [
             _has_changed(place, seen) for place, seen in zip(self.others, self._seen, strict=True)
         ]
-        means, sums = _mean_of(self.norms, weight, [weight, *more, *changed])
+        means, sums = self._mean_of(self.norms, weight, [weight, *more, *changed])
         total, sums_of_more = sums[0], sums[1 : 1 + len(more)]
         touched = [bool(count) for count in sums[1 + len(more) :]]
         if any(touched) and total:
             places = [place for place, is_it in zip(self.others, touched, strict=True) if is_it]
-            _copy(_mean_of(places, weight, [weight])[0], places)
+            _copy(self._mean_of(places, weight, [weight])[0], places)
         # A step without any samples does not change the buffers.
         if total and len(means):
             _copy(means, self.norms)
@@ -105,10 +108,81 @@ class RunningStatistics:
                 module._buffers[name] = kept.clone()
         self._note(None, ())
 
+    def _mean_of(
+        self, places: Sequence[Place], weight: int, more: Sequence[float]
+    ) -> tuple[Tensor, list[float]]:
+        """Return the weighted mean of the buffers over all ranks, and the sums of `more`.
+
+        The first value of `more` must be the weight. Without any weight the mean has no meaning.
+        """
+        mine = _flat(places)
+        # Not `mine * weight` for weight 0: 0 x inf is NaN.
+        weighed = mine * weight if weight else torch.zeros_like(mine)
+        total = torch.cat([weighed, torch.tensor(more, dtype=torch.float64)])
+        self._add_up(total)
+        sums = [float(each) for each in total[len(mine) :].tolist()]
+        return total[: len(mine)] / sums[0], sums
+
     def _note(self, means: Tensor | None, touched: Sequence[bool]) -> None:
         """Remember the present values, to detect later changes; and what `keep` must keep."""
         self._seen = [_as_it_is(place) for place in self.others]
         self._means, self._touched = means, touched
+
+
+class PartyStatistics:
+    """The buffers of several parties in one process, for a replay of their steps.
+
+    Each party begins with the present buffers of `model`, and has the model's while it steps.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        norms, others = _places(model)
+        self._places = [*norms, *others]
+        self._begun = [_buffer(place).clone() for place in self._places]
+        self._parties: dict[int, list[Tensor]] = {}
+        self._present: int | None = None
+
+    @torch.no_grad()
+    def enter(self, party: int) -> None:
+        """Let the model have the buffers of `party`."""
+        if party == self._present:
+            return
+        self._leave()
+        self._present = party
+        self._set(self._parties.get(party, self._begun))
+
+    def _leave(self) -> None:
+        if self._present is not None:
+            self._parties[self._present] = [_buffer(place).clone() for place in self._places]
+
+    def _set(self, values: Sequence[Tensor]) -> None:
+        for place, value in zip(self._places, values, strict=True):
+            _buffer(place).copy_(value)
+
+    @torch.no_grad()
+    def average(self, samples: Mapping[int, int]) -> None:
+        """Let the model have the mean over the parties, as `RunningStatistics` computes it.
+
+        `samples` is the number of samples of each party.
+        """
+        self._leave()
+        self._present = None
+        total = float(sum(samples.values()))
+        sums = torch.zeros_like(_flat(self._places))
+        for party, count in sorted(samples.items()):
+            if count:
+                self._set(self._parties.get(party, self._begun))
+                sums += _flat(self._places) * count
+        changed = [
+            number
+            for number, begun in enumerate(self._begun)
+            if any(not torch.equal(each[number], begun) for each in self._parties.values())
+        ]
+        means = torch.split(sums / total, [_real(each).numel() for each in self._begun])
+        self._set(self._begun)
+        places = [self._places[number] for number in changed]
+        if places:
+            _copy(torch.cat([means[number] for number in changed]), places)
 
 
 def _is_alone() -> bool:
@@ -153,22 +227,6 @@ def _flat(places: Sequence[Place]) -> Tensor:
     """Return the values of buffers as one vector."""
     values = [_real(_buffer(place)).double().flatten().cpu() for place in places]
     return torch.cat([*values, torch.empty(0, dtype=torch.float64)])
-
-
-def _mean_of(
-    places: Sequence[Place], weight: int, more: Sequence[float]
-) -> tuple[Tensor, list[float]]:
-    """Return the weighted mean of the buffers over all ranks, and the sums of `more`.
-
-    The first value of `more` must be the weight. Without any weight the mean has no meaning.
-    """
-    mine = _flat(places)
-    # Not `mine * weight` for weight 0: 0 x inf is NaN.
-    weighed = mine * weight if weight else torch.zeros_like(mine)
-    total = torch.cat([weighed, torch.tensor(more, dtype=torch.float64)])
-    dist.all_reduce(total)
-    sums = [float(each) for each in total[len(mine) :].tolist()]
-    return total[: len(mine)] / sums[0], sums
 
 
 def _real(buffer: Tensor) -> Tensor:

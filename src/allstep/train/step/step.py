@@ -124,10 +124,10 @@ class Trainer:
     @cached_property
     def layers_communicate(self) -> bool:
         """Whether layers of the model communicate, so that all ranks must call it equally often."""
-        return any(_communicates(layer) for layer in self.model.modules())
+        return any(communicates(layer) for layer in self.model.modules())
 
 
-def _communicates(layer: nn.Module) -> bool:
+def communicates(layer: nn.Module) -> bool:
     """Return whether a norm includes the samples of other ranks in its statistics."""
     if isinstance(layer, GhostBatchNorm):
         return layer.across_workers

@@ -1,7 +1,7 @@
 """Callbacks: objects that a run calls with its events.
 
 ```
-run ── Opening, Progress, Evaluated, Result ──> Callbacks ─┬─> Record        run.jsonl
+run ── Opening, Progress, ..., Result ────────> Callbacks ─┬─> Record        run.jsonl
                                                            ├─> Display       the terminal
                                                            ├─> TensorBoard   tensorboard/
                                                            └─> your own      a subclass of Callback
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from allstep.train.watch.events import Evaluated, Opening, Progress, Result
+from allstep.train.watch.events import Evaluated, Opening, Progress, Result, Synchronized
 
 
 class Callback:
@@ -40,6 +40,9 @@ class Callback:
 
         Called between two steps, so it should return quickly.
         """
+
+    def synchronized(self, point: Synchronized) -> None:
+        """Handle a synchronization point of asynchronous training."""
 
     def evaluated(self, evaluated: Evaluated) -> None:
         """Handle a score of the validation split."""
@@ -76,6 +79,9 @@ class Callbacks(Callback):
 
     def progress(self, progress: Progress) -> None:
         self._call("progress", progress)
+
+    def synchronized(self, point: Synchronized) -> None:
+        self._call("synchronized", point)
 
     def evaluated(self, evaluated: Evaluated) -> None:
         self._call("evaluated", evaluated)

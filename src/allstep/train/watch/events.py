@@ -1,10 +1,11 @@
 """The events of a run, as plain values; `callback` passes them to callbacks.
 
 ```
-Opening     before the first step: config, world, model, dataset
-Progress    every `log_every` steps: loss, learning rate, seconds per phase and rank
-Evaluated   after a validation
-Result      at the end: the test score
+Opening       before the first step: config, world, model, dataset
+Progress      every `log_every` steps: loss, learning rate, seconds per phase and rank
+Synchronized  at a synchronization point of asynchronous training: figures by party
+Evaluated     after a validation
+Result        at the end: the test score
 ```
 
 The values are reduced over all ranks, so every rank computes them. Only rank 0 has callbacks.
@@ -108,6 +109,34 @@ class Progress:
     """Gradient noise scale in samples; None if it is not measured or not finite."""
     trust: Mapping[str, float] | None = None
     """Trust ratio of each layer; None if the optimizer has none."""
+
+
+@dataclass(frozen=True)
+class PartyFigures:
+    """What one party did since the previous synchronization point."""
+
+    samples: int
+    """Samples that it processed."""
+    pushes: int
+    """Updates of the weights that it made."""
+    waited: float
+    """Seconds that it waited before its pushes for other parties."""
+    ages: Mapping[int, int]
+    """Number of its pushes by the age of their gradient: the updates of others in between."""
+
+
+@dataclass(frozen=True)
+class Synchronized:
+    """A synchronization point of asynchronous training: all parties have the same weights."""
+
+    samples: int
+    """Samples trained on since the start of the run."""
+    version: int
+    """Updates of the weights since this process group started."""
+    parties: Mapping[int, PartyFigures]
+    """The parties by rank."""
+    torn: int = 0
+    """Updates that a lost party did not finish."""
 
 
 @dataclass(frozen=True)

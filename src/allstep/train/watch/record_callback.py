@@ -13,7 +13,7 @@ from allstep._version import __version__
 from allstep.machine import allowed_cores
 from allstep.runlog import RunLog
 from allstep.train.watch.callback import Callback
-from allstep.train.watch.events import Evaluated, Opening, Progress, Result
+from allstep.train.watch.events import Evaluated, Opening, Progress, Result, Synchronized
 
 
 class Record(Callback):
@@ -81,6 +81,9 @@ class Record(Callback):
             best=evaluated.is_best,
             **score,
         )
+
+    def synchronized(self, point: Synchronized) -> None:
+        self._write("sync", **asdict(point))
 
     def saved(self, samples: int, path: Path) -> None:
         self._write("checkpoint", samples=samples, path=path.name)

@@ -35,7 +35,9 @@ class StragglerReport(Callback):
 
     def start(self, opening: Opening) -> None:
         self._watch = StragglerWatch(opening.hosts)
-        self._by_speed = opening.config.shares == "speed"
+        config = opening.config
+        # Where samples are claimed, shares follow the speed as well.
+        self._by_speed = config.shares == "speed" or not config.sync.mode.has_equal_steps
 
     def progress(self, progress: Progress) -> None:
         count = progress.images_per_second * progress.seconds

@@ -39,6 +39,7 @@ from allstep.train.config.recipes import BASES
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score
+from allstep.train.watch.sync_line import sync_line
 
 _TOP5_FROM = 11
 """Number of classes from which top-5 is shown: with fewer it is high by chance."""
@@ -191,6 +192,8 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
     ]
     if num_workers > 1:
         lines += [("weights", weights_line(opening))]
+    if config.sync.name != "allreduce":
+        lines += [("sync", sync_line(config, num_workers))]
     if opening.precision_why or opening.precision != "float32":
         lines += [("precision", precision_line(opening))]
     lines += [
@@ -328,6 +331,8 @@ def _bar(console: Console) -> Bar:
 
 def weights_line(opening: Opening) -> str:
     """Return which workers have a copy of the weights, and what an undo copy takes."""
+    if not opening.config.sync.mode.has_equal_steps:
+        return "one copy on each host, to which workers push, and one of each worker"
     if not opening.share_weights:
         return "each worker has its own"
     if not opening.undo_nbytes:

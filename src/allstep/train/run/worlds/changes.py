@@ -76,6 +76,7 @@ class _Change:
     joined: tuple[_Seat, ...] = ()
     position: int = 0
     hosts: tuple[str, ...] = ()
+    generation: int = 0
     is_due: bool = False
 
 
@@ -87,6 +88,8 @@ class Changes:
         self._started = self._last_step = clock()
         self._totals = Totals()
         self._change: _Change | None = None
+        self.unconfirmed: tuple[str, dict[str, Any]] | None = None
+        """The last change, until another step shows that rank 0 has recorded it."""
         # Of the last world.
         self._members: Mapping[_Member, _Seat] = {}
 
@@ -104,7 +107,7 @@ class Changes:
         """Record the members of the first world of this worker."""
         self._members = _members(place)
 
-    def begin(self, place: Place, samples: int, *, is_due: bool) -> None:
+    def begin(self, place: Place, samples: int, is_due: bool) -> None:
         """Record that the run begins after `samples` samples, which may be those of a checkpoint.
 
         Workers that were lost before are a change, too. `is_due`: as in `form`.
@@ -113,7 +116,7 @@ class Changes:
         if self._change is None:
             self.start(place)
         else:
-            self.form(place, samples, is_due=is_due)
+            self.form(place, samples, is_due)
 
     def leave(self, *, was_lost: bool) -> None:
         """Record that this rank leaves its world now."""
@@ -124,7 +127,7 @@ class Changes:
             # The next world was lost before its first step.
             self._change = replace(self._change, was_lost=True)
 
-    def form(self, place: Place, samples: int, *, is_due: bool) -> None:
+    def form(self, place: Place, samples: int, is_due: bool) -> None:
         """Record that the next world has the state, after `samples` samples.
 
         `is_due`: what follows the last update, such as an evaluation, is repeated there.
@@ -146,6 +149,7 @@ class Changes:
             joined=joined,
             position=samples,
             hosts=tuple(card["host"] for card in place.cards),
+            generation=place.generation,
             is_due=is_due,
         )
 
@@ -157,9 +161,16 @@ class Changes:
             gap = change.noticed + self._clock() - change.left_at
             self._add(change, lost, gap)
 
+    def note_push(self, commits: int) -> None:
+        """Record an update of this worker within a round."""
+        self._last_step = self._clock()
+        report_updates(commits)
+
     def note_step(self, commits: int, before: int, after: int) -> None:
         """Record a finished step, which moved the position from `before` to `after`."""
         self._last_step = self._clock()
+        # A rank 0 that has taken part in this step has recorded what followed the one before.
+        self.unconfirmed = None
         report_updates(commits)
         totals = self._totals
         skipped = max(0, before - totals.position)
@@ -176,6 +187,7 @@ class Changes:
         parts = {"noticed": change.noticed, "formed": change.formed, "first_step": first}
         seconds = ", ".join(f"{name.replace('_', ' ')} {each:.2f}" for name, each in parts.items())
         figures = {
+            "generation": change.generation,
             "position": change.position,
             "workers": len(change.hosts),
             "hosts": list(change.hosts),
@@ -187,7 +199,9 @@ class Changes:
             "gap": gap,
             **parts,
         }
-        return f"{change.text} after {gap:.2f} s without a step ({seconds})", figures
+        text = f"{change.text} after {gap:.2f} s without a step ({seconds})"
+        self.unconfirmed = text, figures
+        return self.unconfirmed
 
     def _add(self, change: _Change, gone: int, gap: float) -> None:
         """Add a change to the totals. gone: workers that are lost, or have left in order."""

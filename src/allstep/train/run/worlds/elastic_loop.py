@@ -12,6 +12,7 @@ from allstep.train.run.adapt_shares import report_new_world
 from allstep.train.run.duties import Duties
 from allstep.train.run.loop import Run
 from allstep.train.run.placed_job import Job
+from allstep.train.run.rounds.due import evaluates
 from allstep.train.run.worlds.changes import Changes, LeaveWorld
 
 
@@ -32,14 +33,17 @@ class ElasticLoop(Run):
         return 2 * progress.updates + (progress.owes is None)
 
     def interrupt(self) -> None:
-        """Undo the step in progress: the state is that of the last commit."""
-        progress = self.job.progress
-        self.job.after_step.statistics.restore()
-        self.batches.close()
+        """Undo the round in progress: the state is that of the last commit."""
+        job, progress = self.job, self.job.progress
+        self.round.undo()
+        self.round.close()
+        self.checkpoints.is_alone = True
         # An evaluation needs the other ranks, the rest does not.
-        if progress.owes is not None and not self._evaluates(progress.owes):
+        if progress.owes is not None and not evaluates(job, progress.owes, progress.samples):
             self._settle(progress.owes)
-        self.training_seconds += sum(self.clock.seconds.values())
+        seconds = sum(self.clock.seconds.values())
+        self.training_seconds += seconds
+        self.seconds_since_evaluation += seconds
 
     def enter(self) -> None:
         """Continue in the world in which the job has been placed."""
@@ -79,6 +83,11 @@ class ElasticLoop(Run):
         self.changes.note_step(self.commits, before, self.job.progress.samples)
         self.report_change(self.changes.end_change())
         self.duties.remind()
+
+    def _note_push(self, count: int) -> None:
+        # Fewer than the commits at the end of the round.
+        self.changes.note_push(self.commits + count)
+        self.report_change(self.changes.end_change())
 
     def _must_leave_world(self) -> bool:
         return bool(requested_changes())

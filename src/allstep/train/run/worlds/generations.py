@@ -42,6 +42,8 @@ from allstep.train.run.worlds.elastic_loop import ElasticLoop
 from allstep.train.watch.events import Result
 from allstep.world import World
 
+# The figures of a change that its event has on any rank. Times differ a little.
+_IDENTIFYING = ("generation", "position", "workers", "lost", "joined")
 # Worlds in a row without a finished step, after which the error is not one of lost workers.
 _MAX_FRUITLESS = 20
 
@@ -172,11 +174,7 @@ class Generations:
             self._run = self._make_run(job)
         self._pass_duties(self._run, standings[0])
         self._run.enter()
-        self._note_place(job)
-
-    def _note_place(self, job: Job) -> None:
-        progress = job.progress
-        self._changes.form(self._place, progress.samples, is_due=progress.owes is not None)
+        self._changes.form(self._place, *_position_of(job))
 
     @property
     def _place(self) -> Place:
@@ -191,8 +189,7 @@ class Generations:
         if job is None:
             return
         self._run = self._make_run(job)
-        progress = job.progress
-        self._changes.begin(self._place, progress.samples, is_due=progress.owes is not None)
+        self._changes.begin(self._place, *_position_of(job))
         opened = opening(job, with_flop=self._duties.are_taken)
         self._duties.watch_speed()
         self._duties.callbacks.start(opened)
@@ -236,3 +233,18 @@ class Generations:
             opened = opening(run.job, with_flop=False)
             if run.job.world.rank == 0:
                 self._duties.take_over(run.job.out, opened)
+                self._report_unrecorded(run)
+
+    def _report_unrecorded(self, run: ElasticLoop) -> None:
+        """Report the last change, if rank 0 was lost between the step after it and its record."""
+        if (change := self._changes.unconfirmed) is None:
+            return
+        text, figures = change
+        known = {name: figures[name] for name in _IDENTIFYING}
+        if not self._duties.has_recorded(run.job.out, known):
+            run.callbacks.event(text, samples=run.job.progress.samples, **figures)
+
+
+def _position_of(job: Job) -> tuple[int, bool]:
+    """Return the position of a job, and whether what follows its last update is due."""
+    return job.progress.samples, job.progress.owes is not None

@@ -9,6 +9,7 @@ import copy
 
 import torch
 
+from allstep.train.config.check_sync import check_replacements
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder.claim import as_begun
 from allstep.train.run.placed_job import Job
@@ -30,6 +31,7 @@ def prepare_standby(
     `num_workers` is the number with which the run started, `worker` the number of this worker.
     """
     config = prepare(asked.source, asked.overrides, asked.data).config.resolved(num_workers)
+    check_replacements(config)
     if asked.out is not None:
         config = as_begun(config, asked.out)
     # The state that it receives has the mode that was measured at the start.

@@ -72,7 +72,7 @@ def predict(
 
     The exit status is 1 if an image cannot be read.
     """
-    from allstep.cli.predict_table import show
+    from allstep.cli.saved_run.predict_table import show
     from allstep.cli.torch_import import import_torch
     from allstep.console.progress_bar import bar
     from allstep.train.folder.existing_run import run_config

@@ -15,7 +15,7 @@ import typer
 from allstep.cli.numbers import MOST, between
 from allstep.cli.options import Launcher
 from allstep.cli.output_file import check_output
-from allstep.cli.predict import (
+from allstep.cli.saved_run.predict import (
     Device,
     Json,
     RunFolder,

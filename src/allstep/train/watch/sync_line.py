@@ -1,0 +1,80 @@
+"""The line of the banner about a mode that is not plain allreduce: who waits for whom.
+
+It has one sentence about waiting, then the parties, and the learning rate of a push (D18).
+"""
+
+from allstep.train.config.run_config import ResolvedConfig
+
+
+def sync_line(config: ResolvedConfig, num_parties: int) -> str:
+    """Return what `sync` of a run means, with its number of parties."""
+    parties = f"{num_parties} part{'y' if num_parties == 1 else 'ies'}"
+    text = f"{config.sync.name}: {_waiting(config, num_parties)}"
+    if config.sync.mode.has_equal_steps:
+        return text
+    return f"{text}; {parties} push {_share(config, num_parties)}; {_rate(config, num_parties)}"
+
+
+def _waiting(config: ResolvedConfig, num_parties: int) -> str:
+    """Return which party waits for which."""
+    mode = config.sync.mode
+    number = mode.number
+    waiting = {
+        "server": "every worker waits for all others at every step, and the owner of a slice sums"
+        " and updates it",
+        "async": "no worker waits for another one",
+        "stale": f"a worker waits before a push that would make another's gradient older than"
+        f" {_rounds(number)}, which is {number * num_parties} pushes",
+        "clock": f"a worker waits while it is more than {_steps(number)} ahead of the slowest",
+        "lazy": f"no worker waits for another one, and each pushes the sum of {_steps(number)}",
+    }
+    if mode.averages_weights:
+        return _averages(config)
+    return waiting.get(mode.name, "the workers wait for each other at intervals")
+
+
+def _averages(config: ResolvedConfig) -> str:
+    """Return the sentence of a mode that averages weights."""
+    mode = config.sync.mode
+    text = (
+        f"every worker trains alone for {_steps(mode.number)} on its share of each batch, then all"
+        " wait for each other and take the mean of their weights"
+    )
+    if mode.name == "diloco":
+        text += ", with an outer Nesterov step"
+    if mode.from_epoch:
+        text += f"; before epoch {mode.from_epoch} they wait for each other at every step"
+    return text
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'' if number == 1 else 's'}"
+
+
+def _rounds(number: int) -> str:
+    return f"{number} round{'' if number == 1 else 's'}"
+
+
+def samples_of_push(config: ResolvedConfig, num_parties: int) -> int:
+    """Return the samples of a push of the usual size."""
+    steps = config.sync.mode.number if config.sync.mode.name == "lazy" else 1
+    return max(1, config.batch // num_parties) * steps
+
+
+def _share(config: ResolvedConfig, num_parties: int) -> str:
+    samples = samples_of_push(config, num_parties)
+    return f"{samples} sample{'' if samples == 1 else 's'} each"
+
+
+def _rate(config: ResolvedConfig, num_parties: int) -> str:
+    if config.sync.scale:
+        text = (
+            f"learning rate of a push: lr x {samples_of_push(config, num_parties)}/{config.batch}"
+        )
+    else:
+        text = "learning rate of a push: lr (sync.scale=false)"
+    if config.sync.correct == "lr":
+        return f"{text}, divided by the staleness"
+    if config.sync.correct == "delay":
+        return f"{text}, gradients corrected for their delay"
+    return text
