@@ -231,15 +231,6 @@ def test_workers_pass_the_same(ranks: Ranks, what: str) -> None:
     ranks(2, work)
 
 
-def test_several_hosts_are_refused(ranks: Ranks) -> None:
-    def work() -> None:
-        with pytest.raises(UserError, match=r"the workers are on 2 hosts \(a, b\), and servers be"):
-            allstep.kvstore.create("dist_sync")
-        assert allstep.kvstore.create("local").num_workers == 1
-
-    ranks(2, work, hosts=["a", "b"])
-
-
 def test_a_call_of_all_workers_needs_all(ranks: Ranks) -> None:
     def work() -> str:
         kv = allstep.kvstore.create("dist_async")

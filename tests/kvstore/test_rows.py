@@ -98,7 +98,7 @@ def test_rows_without_gradient_keep_value_and_state(
             kv.push("t", gradient)
             reference.push(gradient)
             torch.testing.assert_close(pulled(kv, "t", shape), reference.value.detach())
-        states = kv._state("t")
+        states = kv._values.state(kv._values.keys["t"])
         tables = reference.tables()
         assert {name for name, _, _ in states} >= set(tables) - {""}
         for state, _, value in states:

@@ -29,6 +29,7 @@ from allstep.cli.options import (
     use_stop_signal,
 )
 from allstep.cli.run_hosts import most_ranks, used_hosts, wanted_workers
+from allstep.cli.server_options import ServerHosts, Servers, with_servers
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
@@ -155,6 +156,8 @@ def run(
     replace_gloo: ReplaceGloo = False,
     max_failures: MaxFailures = None,
     fault: Faults = None,
+    servers: Servers = None,
+    server_hosts: ServerHosts = None,
     check_build: CheckBuild = False,
     version: Version = False,
     *,
@@ -195,6 +198,7 @@ def run(
         grace=grace,
         max_workers=size,
     )
+    job = with_servers(job, servers, server_hosts, flags)
     if idle := idle_options(flags, as_horovodrun=as_horovodrun):
         _notice(f"without effect here: {idle}")
     _announce(job, flags, exported, replace_gloo)

@@ -1,9 +1,9 @@
 """What `set_gradient_compression` means: gradients are quantized before they reach the store.
 
 Each worker has a residual for each key (`compression.error_feedback`), so what one push drops is
-part of the next one. On one host no bytes are sent, and the store receives what a server would
-decode: the meaning is MXNet's, and a script trains as it does between hosts. Pulls and `init` are
-not compressed.
+part of the next one. The store receives what a server would decode: the meaning is MXNet's, on one
+host and between hosts. No bytes are saved: on one host none are sent, and between hosts the decoded
+gradient is. Pulls and `init` are not compressed.
 
 ========================================  =========  =============================================
 settings                                  codec      as in MXNet

@@ -1,7 +1,7 @@
 """`KVStore`: MXNet's key-value store on torch tensors, and `create`, which makes one.
 
 A call here checks its arguments and visits the keys one by one; what a push or a pull does is in
-`modes`. Calls return when their work is done, so `priority` changes nothing on one host.
+`modes`. Calls return when their work is done, so `priority` changes nothing.
 """
 
 import weakref
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from allstep.comm.group.init import at_shutdown
+from allstep.comm.group.init import at_shutdown, session
 from allstep.errors import UserError, did_you_mean
 from allstep.kvstore import sparse_rows, tensor_checks
 from allstep.kvstore.memory.key_memory import StoredKey
@@ -20,25 +20,26 @@ from allstep.kvstore.modes.each_push import BoundedAge, EachPush
 from allstep.kvstore.modes.each_round import EachRound
 from allstep.kvstore.modes.key_values import KeyValues, Updater
 from allstep.kvstore.modes.local_values import LocalValues
+from allstep.kvstore.modes.served_pushes import ServedAges, ServedPushes
+from allstep.kvstore.modes.served_rounds import ServedRounds
+from allstep.kvstore.modes.store_servers import needs_servers
 from allstep.kvstore.push_compression import PushCompression
 from allstep.kvstore.rules.key_lists import Key, check_kinds, check_new, values_by_key
 from allstep.kvstore.rules.store_kinds import StoreKind, store_kind
 from allstep.kvstore.updates.optimizer_class import OptimizerClass, optimizer_class
 from allstep.kvstore.updates.row_updates import Rows, as_sparse
-from allstep.kvstore.updates.states_file import (
-    Named,
-    check_states,
-    put_state,
-    read_states,
-    whole_state,
-    write_states,
-)
+from allstep.kvstore.updates.states_file import check_states, read_states, write_states
 
 _MODES: dict[str, Callable[[StoreKind], KeyValues]] = {
     "local": lambda kind: LocalValues(),
     "sync": EachRound,
     "async": EachPush,
     "stale": BoundedAge,
+}
+_SERVED: dict[str, Callable[[StoreKind], KeyValues]] = {
+    "sync": ServedRounds,
+    "async": ServedPushes,
+    "stale": ServedAges,
 }
 _CAPABILITIES = ("optimizer",)
 
@@ -50,7 +51,14 @@ def create(name: str = "local") -> "KVStore":
     `rules.store_kinds`.
     """
     kind = store_kind(name)
-    return KVStore(kind, _MODES[kind.mode](kind))
+    if kind.mode not in _SERVED:
+        return KVStore(kind, _MODES[kind.mode](kind))
+    joined = session().join()
+    try:
+        made = (_SERVED if needs_servers(joined) else _MODES)[kind.mode](kind)
+    finally:
+        session().part()
+    return KVStore(kind, made)
 
 
 class KVStore:
@@ -245,25 +253,16 @@ class KVStore:
         dump_optimizer: accepted for MXNet's sake; class and settings are always in the file.
         """
         chosen = self._optimizer("save_optimizer_states")
-        write_states(Path(fname), chosen, {key: self._state(key) for key in self._values.keys})
+        states = {key: self._values.state(stored) for key, stored in self._values.keys.items()}
+        write_states(Path(fname), chosen, states)
 
     def load_optimizer_states(self, fname: str | Path) -> None:
         """Read the optimizer's state from the file `fname`; all workers call it together."""
         path, values = Path(fname), self._values
         states = read_states(path, self._optimizer("load_optimizer_states"))
-        check_states(path, values.keys, values.optimizers, states)
-        values.change_state(partial(self._put, states))
-
-    def _put(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
-        for key, stored in self._values.keys.items():
-            if key in states:
-                with self._values.locked(stored):
-                    put_state(stored, self._values.optimizers[key], states[key])
-
-    def _state(self, key: Key) -> list[Named]:
-        stored = self._values.keys[key]
-        with self._values.locked(stored):
-            return whole_state(stored, self._values.optimizers[key])
+        expected = {key: values.expected_state(stored) for key, stored in values.keys.items()}
+        check_states(path, expected, states)
+        values.put_states(states)
 
     def _optimizer(self, call: str) -> OptimizerClass:
         self._check_open()

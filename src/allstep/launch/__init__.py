@@ -35,9 +35,11 @@ from allstep.launch.hosts.ssh import parse_env_only
 from allstep.launch.job import Job
 from allstep.launch.launcher import RESUBMIT, Launcher
 from allstep.launch.roster import MAX_FAILURES, Policy
+from allstep.launch.server_processes import server_hosts, with_server_hosts
 
 __all__ = [
     "MAX_FAILURES",
+    "MAX_SERVERS",
     "MAX_WORKERS",
     "RESUBMIT",
     "Discovery",
@@ -55,6 +57,8 @@ __all__ = [
     "parse_hosts",
     "read_hostfile",
     "run",
+    "server_hosts",
+    "with_server_hosts",
 ]
 
 

@@ -53,6 +53,7 @@ from allstep.launch.messages import (
     Started,
     WorkerOrder,
 )
+from allstep.launch.server_processes import start_servers
 from allstep.launch.signals import caught_signals
 from allstep.launch.signals.witness import Witness
 from allstep.launch.worker_stream import WorkerStream
@@ -250,6 +251,7 @@ class Agent:
         self.is_elastic = message.is_elastic
         try:
             common = self._prepare(message)
+            start_servers(message.servers, common)
             for worker in message.workers:
                 self._start(worker, common, message)
         except CannotStart as problem:
@@ -262,7 +264,7 @@ class Agent:
         env = {**os.environ, **message.env} if self.remote else dict(message.env)
         bin_folder = str(Path(sys.executable).parent)
         env["PATH"] = os.pathsep.join([bin_folder, env.get("PATH", os.defpath)])
-        env.update(machine.thread_variables(env, message.num_sharing))
+        env.update(machine.thread_variables(env, max(1, message.num_sharing)))
         env.update(framework_threads.of_worker(env))
         store = self._reach_store(message)
         env["ALLSTEP_STORE"] = wire.format_addresses([store])

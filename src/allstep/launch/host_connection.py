@@ -173,7 +173,8 @@ def open_connections(job: Job) -> list[HostConnection]:
             _fork_agent(host, ranks, [connection.link.read_fd for connection in connections])
         )
     connections += [open_connection(host, ranks, job, here=False) for host, ranks in elsewhere]
-    return sorted(connections, key=lambda connection: connection.ranks[0])
+    # Hosts that only run servers come last.
+    return sorted(connections, key=lambda each: (not each.ranks, *each.ranks[:1]))
 
 
 def open_connection(host: Host, ranks: Sequence[int], job: Job, *, here: bool) -> HostConnection:

@@ -26,7 +26,9 @@ class Job:
     host. srun: start the agents as steps of this Slurm job instead. grace: seconds between a
     forwarded signal and SIGKILL. foreground: rank 0 inherits the launcher's standard output, so
     that its progress bar works. max_workers: upper limit of ranks, for the check of injected faults
-    (default: the slots of the hosts). `ALLSTEP_STOP_SIGNAL` in `env` is one more signal to forward.
+    (default: the slots of the hosts). num_servers: parameter servers besides the workers.
+    server_hosts: labels of the hosts that run them (default: those of workers).
+    `ALLSTEP_STOP_SIGNAL` in `env` is one more signal to forward.
     """
 
     command: list[str]
@@ -45,6 +47,8 @@ class Job:
     grace: float = 30.0
     foreground: bool = False
     max_workers: int | None = None
+    num_servers: int = 0
+    server_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0].strip():
@@ -61,6 +65,11 @@ class Job:
         check_counts(self.hosts)
         size = self.max_workers or sum(host.slots for host in self.hosts)
         faults.check(self.env.get(faults.VARIABLE, ""), size)
+
+    @property
+    def server_places(self) -> tuple[str, ...]:
+        """The labels of the hosts on which servers are started in turn."""
+        return self.server_hosts or tuple(host.label for host in self.hosts if host.slots)
 
     def _check_no_nul(self) -> None:
         """Raise ConfigError for text that the system cannot pass to a program."""

@@ -88,7 +88,8 @@ class WorkerOrder:
 class Start(Message):
     """Start workers of the host: all at once, or in an elastic run one.
 
-    env: of all workers of the host. num_sharing: workers that will share its cores. is_elastic: the
+    env: of all workers of the host. servers: names of parameter servers to start before them.
+    num_sharing: workers that will share its cores. is_elastic: the
     world changes during the run. Processes that a worker leaves behind are then killed when it
     ends, else at the end of the run; and workers choose the network interface themselves in each
     world. foreground: the rank that inherits the agent's standard output.
@@ -110,6 +111,7 @@ class Start(Message):
     beat: float
     num_sharing: int
     is_elastic: bool
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

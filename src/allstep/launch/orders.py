@@ -16,6 +16,7 @@ from allstep.launch.hosts.addresses import choose_address
 from allstep.launch.job import Job
 from allstep.launch.messages import Start, WorkerOrder
 from allstep.launch.run_state import span
+from allstep.launch.server_processes import COUNT, servers_of
 from allstep.limits import Limits
 from allstep.world import World
 
@@ -47,11 +48,14 @@ class Orders:
         return [self._address(connection) for connection in self.connections]
 
     def banner(self) -> str:
-        """Return one line with the ranks of each host."""
-        where = ", ".join(
-            f"{connection.label} has {span(connection.ranks)}" for connection in self.connections
-        )
-        return f"allstep run: {len(self.worlds)} workers on {len(self.connections)} hosts: {where}"
+        """Return one line with the ranks, and the servers, of each host."""
+        used = [connection for connection in self.connections if connection.ranks]
+        where = ", ".join(f"{connection.label} has {span(connection.ranks)}" for connection in used)
+        line = f"allstep run: {len(self.worlds)} workers on {len(used)} hosts: {where}"
+        if not (number := self.job.num_servers):
+            return line
+        places = ", ".join(list(dict.fromkeys(self.job.server_places))[:number])
+        return f"{line}; {number} server{'s' if number > 1 else ''} on {places}"
 
     def order(
         self,
@@ -72,6 +76,7 @@ class Orders:
             cwd=job.cwd,
             env={**env, **self._common(addresses, index)},
             workers=tuple(workers),
+            servers=self._servers(connection),
             foreground=0 if job.foreground and not connection.remote else None,
             store=tuple((address, self.port) for address in self._store_addresses(connection)),
             token=self.token,
@@ -86,6 +91,11 @@ class Orders:
             num_sharing=connection.host.slots,
             is_elastic=is_elastic,
         )
+
+    def _servers(self, connection: HostConnection) -> tuple[str, ...]:
+        """Return the names of the parameter servers of a host."""
+        job = self.job
+        return servers_of(connection.label, job.server_places, job.num_servers)
 
     def _remotes(self) -> list[HostConnection]:
         return [connection for connection in self.connections if connection.remote]
@@ -137,8 +147,9 @@ class Orders:
             "MASTER_ADDR": addresses[0],
             "MASTER_PORT": str(self.connections[0].hello.port),
             "GROUP_RANK": str(index),
-            "GROUP_WORLD_SIZE": str(len(self.connections)),
+            "GROUP_WORLD_SIZE": str(sum(bool(each.ranks) for each in self.connections)),
             "ALLSTEP_TOKEN": self.token,
+            COUNT: str(self.job.num_servers),
             "PYTHONUNBUFFERED": self.job.env.get("PYTHONUNBUFFERED", "1"),
             "PYTHONFAULTHANDLER": self.job.env.get("PYTHONFAULTHANDLER", "1"),
         }

@@ -391,4 +391,6 @@ class RunState:
 
 def span(ranks: Sequence[int]) -> str:
     """Return consecutive ranks as text: `rank 3`, `ranks 2-3`."""
+    if not ranks:
+        return "no ranks"
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"

@@ -83,6 +83,11 @@ class Client:
         """Return the address at which the store answered."""
         return _peer_of(self._socket())
 
+    @property
+    def access(self) -> tuple[tuple[str, int], str, str]:
+        """What another process of this host needs to connect: address, token and ticket."""
+        return self.server_address, self._token, self._ticket
+
     def set(self, key: str, value: bytes) -> None:
         """Set a key, and replace its value if it has one."""
         self._request("set", key, value)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.kvstore.rules.placement import MIN_PART, Part, imbalance, place
+from allstep.kvstore.rules.placement import MIN_PART, Part, Placement, imbalance, place
 from allstep.kvstore.rules.slices import SLICE_BYTES, cut
 
 SIZES = st.lists(st.integers(0, 3_000) | st.integers(0, 40_000_000), min_size=1, max_size=60)
@@ -55,3 +55,41 @@ def test_slices_cover_a_value(numel: int, itemsize: int) -> None:
     assert spans[-1][1] == numel
     assert all((end - start) * itemsize <= SLICE_BYTES for start, end in spans)
     assert len(spans) == max(1, -(-numel * itemsize // SLICE_BYTES))
+
+
+@given(st.lists(SIZES, min_size=1, max_size=4), st.integers(1, 8), st.sampled_from([2, 4, 8]))
+def test_keys_that_come_later_fill_the_servers_evenly(
+    calls: list[list[int]], num_servers: int, itemsize: int
+) -> None:
+    placement, key, largest, numbers = Placement(num_servers), 0, 0, []
+    for sizes in calls:
+        numels = {key + index: (size, itemsize) for index, size in enumerate(sizes)}
+        key += len(sizes)
+        fair = sum(sizes) * itemsize / num_servers
+        largest = max(largest, MIN_PART, int(fair / 20))
+        for each, parts in placement.add(numels).items():
+            ends = [0, *(part.span[1] for part in parts)]
+            assert [part.span[0] for part in parts] == ends[:-1] and ends[-1] == numels[each][0]
+            spans = [part.span for part in parts]
+            assert all((end - start) * itemsize <= SLICE_BYTES for start, end in spans)
+            numbers += [part.number for part in parts]
+    assert numbers == list(range(len(numbers)))
+    total = sum(sum(sizes) for sizes in calls) * itemsize
+    assert sum(placement.fill) == total
+    if largest * 10 * num_servers <= total:
+        assert max(placement.fill) * num_servers < 1.1 * total
+
+
+@given(SIZES, st.integers(1, 5))
+def test_whole_keys(sizes: list[int], num_servers: int) -> None:
+    placed = Placement(num_servers, is_whole=True).add(
+        {key: (size, 4) for key, size in enumerate(sizes)}
+    )
+    assert [[part.span for part in parts] for parts in placed.values()] == [
+        [(0, size)] for size in sizes
+    ]
+
+
+def test_a_key_of_some_slices_is_not_cut_small() -> None:
+    assert [len(parts) for parts in place({"a": 1 << 20}, 2)] == [1, 1]
+    assert [len(parts) for parts in place({"a": 32 << 20}, 2)] == [16, 16]

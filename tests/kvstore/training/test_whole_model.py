@@ -50,6 +50,16 @@ def test_state_and_weights_are_saved_and_loaded(ranks: Ranks, optimizer: str) ->
     assert shared_memory_files() == []
 
 
+def test_several_hosts_are_refused(ranks: Ranks) -> None:
+    def work() -> None:
+        with pytest.raises(
+            UserError, match=r"sync=async: the workers are on 2 hosts \(a, b\); exp"
+        ):
+            Party("async", "sgd").share()
+
+    ranks(2, work, hosts=["a", "b"])
+
+
 def test_a_closed_party_keeps_weights_and_state(ranks: Ranks) -> None:
     def work() -> bool:
         party = Party("async", "adamw")

@@ -16,6 +16,7 @@ for, after ALLSTEP_TIMEOUT it raises CollectiveTimeout.
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from allstep.errors import CollectiveTimeout, PeerLost
@@ -33,6 +34,10 @@ class Others(Protocol):
 
     rank: int
     limits: Limits
+
+    @property
+    def names(self) -> Sequence[int]:
+        """The ranks of the run, by the numbers that are used here."""
 
     def is_lost(self, rank: int, closely: bool) -> bool:
         """Return whether a worker has ended or has left the store."""
@@ -59,6 +64,10 @@ class BoundedWait:
         """How long this worker has waited."""
         return time.monotonic() - self._began
 
+    def name(self, peer: int) -> int:
+        """Return the rank in the run of the worker that is counted as `peer` here."""
+        return self._others.names[peer]
+
     def nap(self, address: int, seen: int, peer: int) -> bool:
         """Sleep until the number at `address` is not `seen`, or for a moment.
 
@@ -73,23 +82,24 @@ class BoundedWait:
         self._nap = min(_LONG_NAP, self._nap * 1.5)
         if self._others.is_lost(peer, closely=is_close):
             return False
-        self.check_limits(f"rank {peer}", peer)
+        self.check_limits(f"rank {self.name(peer)}", peer)
         return True
 
     def check_limits(self, awaited: str, peer: int | None = None) -> None:
         """Report a stall once, and raise CollectiveTimeout after ALLSTEP_TIMEOUT.
 
-        awaited: who this worker waits for. peer: its rank, if known.
+        awaited: who this worker waits for. peer: its number here, if known.
         """
         self._others.check_generation()
-        limits, seconds, rank = self._others.limits, self.seconds, self._others.rank
+        limits, seconds, names = self._others.limits, self.seconds, self._others.names
+        rank = names[self._others.rank]
         if seconds > limits.timeout:
             raise CollectiveTimeout(
                 f"{self._text}: rank {rank} waited {seconds:.1f} s for {awaited}"
                 " (ALLSTEP_TIMEOUT sets the limit)",
                 rank=rank,
                 op=self._text,
-                peer=peer,
+                peer=None if peer is None else names[peer],
                 seconds=seconds,
             )
         if seconds > limits.stall and not self._has_reported:
@@ -99,12 +109,13 @@ class BoundedWait:
 
     def lost(self, peer: int) -> PeerLost:
         """Return the error to raise if this worker cannot continue without `peer`."""
-        rank, seconds = self._others.rank, self.seconds
+        names, seconds = self._others.names, self.seconds
+        rank = names[self._others.rank]
         return PeerLost(
-            f"{self._text}: lost rank {peer} ({self._others.why_lost(peer)}); rank {rank} waited"
-            f" {seconds:.1f} s",
+            f"{self._text}: lost rank {names[peer]} ({self._others.why_lost(peer)}); rank {rank}"
+            f" waited {seconds:.1f} s",
             rank=rank,
             op=self._text,
-            peer=peer,
+            peer=names[peer],
             seconds=seconds,
         )

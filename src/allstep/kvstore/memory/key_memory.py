@@ -53,11 +53,15 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyShape:
-    """Key, shape and type of a value, as all workers must pass them to `init`."""
+    """Key, shape and type of a value, as all workers must pass them to `init`.
+
+    parts: its slices, if servers store them; default: ranges of 1 MB.
+    """
 
     key: Key
     shape: tuple[int, ...]
     dtype: torch.dtype
+    parts: tuple[Span, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -72,7 +76,7 @@ class KeyShape:
     @property
     def spans(self) -> list[Span]:
         """The slices of the value."""
-        return cut(self.numel, self.dtype.itemsize, width=self.width)
+        return list(self.parts) or cut(self.numel, self.dtype.itemsize, width=self.width)
 
     @property
     def width(self) -> int:
@@ -119,7 +123,7 @@ def tensor_in(memory: memoryview, at: int, dtype: torch.dtype, numel: int) -> Te
 
 
 class Caller(NamedTuple):
-    """The worker that locks slices: its rank, and how it waits (None: without limits)."""
+    """The worker that locks slices: its rank on this host, how it waits (None: without limits)."""
 
     rank: int
     begin_wait: Callable[[str], BoundedWait | None]
@@ -179,7 +183,8 @@ class Slice:
         while not self._lock.acquire(_TRY):
             if waiting is not None:
                 holder = self.numbers[_HOLDER]
-                waiting.check_limits(f"rank {holder}, which holds slice {self.index}", holder)
+                text = f"rank {waiting.name(holder)}, which holds slice {self.index}"
+                waiting.check_limits(text, holder)
 
     def whole(self, numel: int) -> "Slice":
         """Return a slice of all `numel` elements with the lock and the numbers of this one."""

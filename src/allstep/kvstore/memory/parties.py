@@ -1,5 +1,7 @@
 """The workers of one store on one host: the memory that they share, and which of them are lost.
 
+They are counted from 0 on each host (`rank`, `size`); `names` has their ranks in the run.
+
 A store needs the rendezvous of the ranks (`comm`) and no process group, so a worker that dies ends
 no other worker's operations. Each worker has a line of shared memory, which only it writes:
 
@@ -35,20 +37,24 @@ _ANY = MAX_SECONDS
 class Parties:
     """The workers of a store, seen from one of them. All of them create it together.
 
-    name: that of the store, for errors.
+    name: what they share, for errors. members: the ranks of this host (default: all ranks; then
+    UserError if these are on several hosts).
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, members: Sequence[int] = ()) -> None:
         self._pid = os.getpid()
         self._joined: Joined | None = session().join()
         try:
-            _check_one_host(name, self._joined)
+            if not members:
+                _check_one_host(name, self._joined)
             world = self._joined.world
-            self.rank, self.size = world.rank, world.size
+            self.names = list(members) or list(range(world.size))
+            self.rank, self.size = self.names.index(world.rank), len(self.names)
             self.limits = read_limits()
-            self._store = self._joined.fresh_store("kvstore")
+            fresh = self._joined.fresh_store("kvstore")
+            self._store = PrefixStore(f"host of rank {self.names[0]}", fresh)
             self._used = 0
-            self._lives = _lives(self._joined)
+            self._lives = _lives(self._joined, self.names)
             memory = self.allocate(self.size * LINE * 8)
         except BaseException:
             self.close()
@@ -69,7 +75,7 @@ class Parties:
         except RuntimeError as error:
             raise CommError(
                 f"kvstore, {what}: the store of the ranks cannot be used any more: {error}",
-                rank=self.rank,
+                rank=self.names[self.rank],
             ) from error
         return self._of_one_call([json.loads(each) for each in found])
 
@@ -79,9 +85,9 @@ class Parties:
         other = next((rank for rank, call in enumerate(calls) if call != calls[0]), None)
         if other is not None:
             raise CollectiveMismatch(
-                f"kvstore: rank 0 calls {calls[0]} and rank {other} calls {calls[other]}; all"
-                " workers make these calls in the same order",
-                rank=self.rank,
+                f"kvstore: rank {self.names[0]} calls {calls[0]} and rank {self.names[other]} calls"
+                f" {calls[other]}; all workers make these calls in the same order",
+                rank=self.names[self.rank],
             )
         return [text for _, text in found]
 
@@ -129,7 +135,7 @@ class Parties:
     def check_generation(self) -> None:
         """Raise PeerLost if the generation of an elastic run has ended."""
         if (reason := reason_of_end(self._store)) is not None:
-            raise PeerLost(reason, rank=self.rank)
+            raise PeerLost(reason, rank=self.names[self.rank])
 
     def _check_all(self, what: str) -> None:
         """Raise PeerLost if any worker is lost: the call needs all of them."""
@@ -137,10 +143,10 @@ class Parties:
         for rank, life in self._lives.items():
             if life.is_ending():
                 raise PeerLost(
-                    f"kvstore, {what}: lost rank {rank} (process exited); a call that makes keys or"
-                    " optimizer state needs all workers",
-                    rank=self.rank,
-                    peer=rank,
+                    f"kvstore, {what}: lost rank {self.names[rank]} (process exited); a call that"
+                    " makes keys or optimizer state needs all workers",
+                    rank=self.names[self.rank],
+                    peer=self.names[rank],
                 )
 
     # Waiting
@@ -181,17 +187,20 @@ class Parties:
             session().part()
 
 
-def _lives(joined: Joined) -> dict[int, Life]:
-    """Return the processes of the other workers; one in another pid namespace counts as alive."""
-    return {rank: life_of(pid) for rank, pid in joined.neighbours.items() if pid != os.getpid()}
-
-
 def _check_one_host(name: str, joined: Joined) -> None:
     hosts = sorted({card["host"] for card in joined.cards})
     num_hosts = len(set(joined.nodes))
     if num_hosts > 1:
         raise UserError(
-            f"kvstore.create({name!r}): the workers are on {num_hosts} hosts ({', '.join(hosts)}),"
-            " and servers between hosts do not exist yet; start all workers on one host, or reduce"
-            " gradients with DistributedOptimizer"
+            f"{name}: the workers are on {num_hosts} hosts ({', '.join(hosts)}); expected one host;"
+            " servers between hosts work for allstep.kvstore scripts only so far"
         )
+
+
+def _lives(joined: Joined, names: Sequence[int]) -> dict[int, Life]:
+    """Return the processes of the other workers; one in another pid namespace counts as alive."""
+    return {
+        names.index(rank): life_of(pid)
+        for rank, pid in joined.neighbours.items()
+        if pid != os.getpid() and rank in names
+    }

@@ -25,11 +25,11 @@ from torch import Tensor
 from allstep.errors import UserError
 from allstep.kvstore.memory.key_memory import Admission, Slice, StoredKey, in_turn
 from allstep.kvstore.memory.row_batches import batches_in_turn
-from allstep.kvstore.modes.shared_values import SharedValues, apply_slice
+from allstep.kvstore.modes.shared_values import SharedValues
 from allstep.kvstore.rules.gradient_age import NONE, blocker, in_time, max_age
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
-from allstep.kvstore.updates.key_optimizer import KeyOptimizer
+from allstep.kvstore.updates.key_optimizer import KeyOptimizer, apply_slice
 from allstep.kvstore.updates.row_updates import Rows, apply_rows, check_rows
 
 # The numbers in a worker's line: the version that it has read, and the one before the barrier.

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from allstep.kvstore.memory.key_memory import Slice, StoredKey
 from allstep.kvstore.memory.row_batches import Batch, lock, row_batches, rows_of, unlock
-from allstep.kvstore.modes.shared_values import SharedValues, apply_slice
+from allstep.kvstore.modes.shared_values import SharedValues
 from allstep.kvstore.rules.store_kinds import StoreKind
-from allstep.kvstore.updates.key_optimizer import plain_sum
+from allstep.kvstore.updates.key_optimizer import apply_slice, plain_sum
 from allstep.kvstore.updates.row_updates import (
     Rows,
     apply_rows,
@@ -45,24 +45,24 @@ class EachRound(SharedValues):
 
     sums = True
 
-    def __init__(self, kind: StoreKind) -> None:
-        super().__init__(kind)
+    def __init__(self, kind: StoreKind, members: Sequence[int] = ()) -> None:
+        super().__init__(kind, members)
         self._fence = new_fence()
         self._scratch: dict[torch.dtype, Tensor] = {}
 
     def push(self, stored: StoredKey, gradient: Tensor) -> None:
         """Contribute to the next round, once the last one is complete."""
         number = self._begin(stored)
-        stored.contributions[self.rank].copy_(gradient)
+        stored.contributions[self.parties.rank].copy_(gradient)
         self._contributed(stored, number, 0)
 
     def push_rows(self, stored: StoredKey, rows: Rows) -> None:
         """Contribute rows to the next round, once the last one is complete."""
         check_rows(stored, self.chosen)
         number, num_rows = self._begin(stored), rows.numbers.numel()
-        stored.contributed_rows[self.rank][:num_rows].copy_(rows.numbers)
+        stored.contributed_rows[self.parties.rank][:num_rows].copy_(rows.numbers)
         values = rows.values.reshape(-1)
-        stored.contributions[self.rank][: values.numel()].copy_(values)
+        stored.contributions[self.parties.rank][: values.numel()].copy_(values)
         self._contributed(stored, number, num_rows + 1)
 
     def _begin(self, stored: StoredKey) -> int:
@@ -73,7 +73,7 @@ class EachRound(SharedValues):
         return number
 
     def _contributed(self, stored: StoredKey, number: int, rows: int) -> None:
-        stored.workers[stored.number(self.rank, _ROWS)] = rows
+        stored.workers[stored.number(self.parties.rank, _ROWS)] = rows
         self._fence()
         self.set_number(stored, _PUSHES, number + 1)
 
@@ -98,15 +98,15 @@ class EachRound(SharedValues):
 
     def _round(self, stored: StoredKey) -> int:
         """Return the number of rounds to which this worker has contributed."""
-        return stored.workers[stored.number(self.rank, _PUSHES)]
+        return stored.workers[stored.number(self.parties.rank, _PUSHES)]
 
     def _finish(self, stored: StoredKey, number: int, outs: Sequence[Tensor]) -> None:
         """Wait for round `number`, make the updates of it that are left, and copy the value."""
         self._wait_for_pushes(stored, number)
-        if any(self._rows_in(stored, rank) is not None for rank in range(self.num_workers)):
+        if any(self._rows_in(stored, rank) is not None for rank in range(self.parties.size)):
             self._finish_rows(stored, number)
         slices = stored.slices
-        first = self.rank * len(slices) // self.num_workers
+        first = self.parties.rank * len(slices) // self.parties.size
         for each in (*slices[first:], *slices[:first]):
             each.acquire(self._caller, "pull")
             try:
@@ -122,7 +122,7 @@ class EachRound(SharedValues):
         A contribution may already be that of the next round. Then no update is left of this one.
         """
         batches = row_batches(stored)
-        first = self.rank * len(batches) // self.num_workers
+        first = self.parties.rank * len(batches) // self.parties.size
         for batch in (*batches[first:], *batches[:first]):
             lock(batch, self._caller, "pull")
             try:
@@ -133,7 +133,7 @@ class EachRound(SharedValues):
 
     def _update_batch(self, stored: StoredKey, batch: Batch) -> None:
         """Update a locked batch: only rows, if all workers contributed rows."""
-        found = [self._rows_in(stored, rank) for rank in range(self.num_workers)]
+        found = [self._rows_in(stored, rank) for rank in range(self.parties.size)]
         contributed = [rows for rows in found if rows is not None]
         if len(contributed) < len(found):
             for each in batch:
@@ -161,7 +161,7 @@ class EachRound(SharedValues):
     def _wait_for_pushes(self, stored: StoredKey, number: int) -> None:
         """Wait until all workers have contributed to round `number`."""
         workers = stored.workers
-        for rank in range(self.num_workers):
+        for rank in range(self.parties.size):
             at = stored.number(rank, _PUSHES)
             if workers[at] >= number:
                 continue
@@ -175,7 +175,7 @@ class EachRound(SharedValues):
         """Update one locked slice with the sum of the contributions, in rank order."""
         optimizer = self.optimizers.get(stored.key)
         dtype = stored.dtype if optimizer is None else optimizer.plan.dtype
-        parts = [self._part(stored, rank, each) for rank in range(self.num_workers)]
+        parts = [self._part(stored, rank, each) for rank in range(self.parties.size)]
         total = parts[0] if len(parts) == 1 else self._sum(parts, dtype)
         if optimizer is None:
             each.begin()

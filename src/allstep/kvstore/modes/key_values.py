@@ -1,16 +1,15 @@
 """The protocol behind a store: values by key, which a mode changes in its own way."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
 
 from allstep.kvstore.memory.key_memory import StoredKey
 from allstep.kvstore.rules.key_lists import Key
-from allstep.kvstore.updates.key_optimizer import KeyOptimizer
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
 from allstep.kvstore.updates.row_updates import Rows
+from allstep.kvstore.updates.states_file import Expected, Named
 
 Updater = Callable[[Key, Tensor, Tensor], object]
 """`updater(key, gradient, value)` changes the value in place."""
@@ -22,7 +21,6 @@ class KeyValues(Protocol):
     rank: int
     num_workers: int
     keys: dict[Key, StoredKey]
-    optimizers: dict[Key, KeyOptimizer]
     chosen: OptimizerClass | None
     """The optimizer; None before `set_optimizer`."""
 
@@ -50,17 +48,20 @@ class KeyValues(Protocol):
     def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
         """Return rows of the value, all of the same version."""
 
-    def locked(self, stored: StoredKey) -> AbstractContextManager[None]:
-        """Let no worker change the value within the block."""
+    def state(self, stored: StoredKey) -> list[Named]:
+        """Return the state of a key's optimizer between two updates, as copies."""
+
+    def expected_state(self, stored: StoredKey) -> Expected:
+        """Return what the state of a key must have."""
+
+    def put_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
+        """Set the state of keys. All workers call this together."""
 
     def agree(self, call: str, text: str) -> None:
         """Raise UserError on all workers if they pass different texts. call: for the error."""
 
     def barrier(self) -> None:
         """Wait until all workers have called this."""
-
-    def change_state(self, change: Callable[[], None]) -> None:
-        """Call `change` in one worker, while all workers are here."""
 
     def close(self) -> None:
         """Leave the other workers."""

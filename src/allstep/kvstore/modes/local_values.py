@@ -4,7 +4,7 @@ A push replaces the value by the sum of what was pushed, or updates it with the 
 script's own function. Slices and optimizers are those of the shared modes, in private memory.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from torch import Tensor
@@ -30,6 +30,13 @@ from allstep.kvstore.updates.key_optimizer import (
 )
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
 from allstep.kvstore.updates.row_updates import Rows, apply_rows, as_sparse, check_rows
+from allstep.kvstore.updates.states_file import (
+    Expected,
+    Named,
+    expected_state,
+    put_state,
+    whole_state,
+)
 
 
 class LocalValues:
@@ -114,12 +121,21 @@ class LocalValues:
     def locked(self, stored: StoredKey) -> AbstractContextManager[None]:
         return all_locked(stored, self._caller, "reading the state")
 
+    def state(self, stored: StoredKey) -> list[Named]:
+        with self.locked(stored):
+            return whole_state(stored, self.optimizers[stored.key])
+
+    def expected_state(self, stored: StoredKey) -> Expected:
+        return expected_state(stored, self.optimizers[stored.key])
+
+    def put_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
+        for key, values in states.items():
+            with self.locked(self.keys[key]):
+                put_state(self.keys[key], self.optimizers[key], values)
+
     def agree(self, call: str, text: str) -> None: ...
 
     def barrier(self) -> None: ...
-
-    def change_state(self, change: Callable[[], None]) -> None:
-        change()
 
     def close(self) -> None: ...
 

@@ -4,7 +4,7 @@ The base of the modes sync, async and stale, which differ in what a push does.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -30,6 +30,13 @@ from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.key_optimizer import KeyOptimizer, StatePlan, may_keep_state
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
 from allstep.kvstore.updates.row_updates import Rows, table_of
+from allstep.kvstore.updates.states_file import (
+    Expected,
+    Named,
+    expected_state,
+    put_state,
+    whole_state,
+)
 from allstep.process.futex import wake
 
 
@@ -41,9 +48,9 @@ class SharedValues:
     sums = False
     """Whether each worker has a contribution to each key."""
 
-    def __init__(self, kind: StoreKind) -> None:
+    def __init__(self, kind: StoreKind, members: Sequence[int] = ()) -> None:
         self.kind = kind
-        self.parties = Parties(kind.name)
+        self.parties = Parties(f"kvstore.create({kind.name!r})", members)
         try:
             self._locks = SliceLocks(self.parties)
         except BaseException:
@@ -61,12 +68,8 @@ class SharedValues:
         """Store new keys with the values of rank 0."""
         forms = [KeyShape(key, tuple(each.shape), each.dtype) for key, each in values.items()]
         self._check_same("init", [_described(form) for form in forms])
-        ends = [self._end(form) for form in forms]
-        memory, at, added = self.parties.allocate(sum(ends)), 0, []
-        for form, nbytes in zip(forms, ends, strict=True):
-            added.append(self._stored(form, memory[at : at + nbytes]))
-            at += nbytes
-        if self.rank == 0:
+        added = self.stored_keys(forms)
+        if self.parties.rank == 0:
             for stored in added:
                 stored.flat.copy_(values[stored.key].reshape(-1))
         for stored in added:
@@ -76,15 +79,24 @@ class SharedValues:
         if self.chosen is not None:
             self._attach(added, self.chosen)
 
+    def stored_keys(self, forms: Sequence[KeyShape]) -> list[StoredKey]:
+        """Return new keys in memory that the workers of this host share."""
+        ends = [self._end(form) for form in forms]
+        memory, at, made = self.parties.allocate(sum(ends)), 0, []
+        for form, nbytes in zip(forms, ends, strict=True):
+            made.append(self._stored(form, memory[at : at + nbytes]))
+            at += nbytes
+        return made
+
     def _end(self, form: KeyShape) -> int:
-        return form.place(self.num_workers, self._num_contributions).end
+        return form.place(self.parties.size, self._num_contributions).end
 
     @property
     def _num_contributions(self) -> int:
-        return self.num_workers if self.sums else 0
+        return self.parties.size if self.sums else 0
 
     def _stored(self, form: KeyShape, memory: memoryview) -> StoredKey:
-        return StoredKey(form, memory, self._locks.at, self.num_workers, self._num_contributions)
+        return StoredKey(form, memory, self._locks.at, self.parties.size, self._num_contributions)
 
     def _check_same(self, call: str, own: Sequence[str]) -> None:
         """Raise UserError on all workers if they pass different texts."""
@@ -118,7 +130,7 @@ class SharedValues:
         for stored, plan in zip(added, plans, strict=True):
             made = KeyOptimizer(stored, chosen, plan, memory[at : at + _room(plan)])
             at += _room(plan)
-            if self.rank == 0:
+            if self.parties.rank == 0:
                 made.copy_to_master()
                 for each in stored.slices:
                     each.has_state = False
@@ -172,6 +184,15 @@ class SharedValues:
         """Let no worker change the value within the block."""
         return all_locked(stored, self._caller, "reading")
 
+    def state(self, stored: StoredKey) -> list[Named]:
+        """Return the state of a key's optimizer between two updates, as copies."""
+        with self.locked(stored):
+            return whole_state(stored, self.optimizers[stored.key])
+
+    def expected_state(self, stored: StoredKey) -> Expected:
+        """Return what the state of a key must have."""
+        return expected_state(stored, self.optimizers[stored.key])
+
     # All workers
 
     def agree(self, call: str, text: str) -> None:
@@ -182,11 +203,12 @@ class SharedValues:
         """Wait until all workers have called this; those that are lost only if needed."""
         self.parties.barrier(self.needs_all)
 
-    def change_state(self, change: Callable[[], None]) -> None:
-        """Call `change` in rank 0 while all workers are here."""
+    def put_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
+        """Set the state of keys in rank 0 while all workers are here."""
         self.parties.barrier(needs_all=True)
-        if self.rank == 0:
-            change()
+        for key, values in states.items() if self.parties.rank == 0 else ():
+            with self.locked(self.keys[key]):
+                put_state(self.keys[key], self.optimizers[key], values)
         self.parties.barrier(needs_all=True)
 
     def close(self) -> None:
@@ -195,19 +217,9 @@ class SharedValues:
 
     def set_number(self, stored: StoredKey, field: int, value: int) -> None:
         """Set a number of this worker's line and wake those that wait for it."""
-        at = stored.number(self.rank, field)
+        at = stored.number(self.parties.rank, field)
         stored.workers[at] = value
-        wake(stored.address(at), self.num_workers)
-
-
-def apply_slice(optimizer: KeyOptimizer, each: Slice, gradient: Tensor) -> None:
-    """Update a locked slice, with an odd version while it changes.
-
-    After an error the version stays odd, so the next holder of the lock counts a torn update.
-    """
-    each.begin()
-    optimizer.apply(each, gradient)
-    each.finish()
+        wake(stored.address(at), self.parties.size)
 
 
 def _room(plan: StatePlan) -> int:

@@ -20,8 +20,8 @@ corrections    learning rates and gradients of late pushes
 push           plain values: Claim, Push
 ```
 
-A party is a worker of one host; servers between hosts are planned. Start with `shared_model`, then
-`claims`.
+A party is a worker of one host; workers on several hosts are refused, as servers between hosts
+store keys only so far. Start with `shared_model`, then `claims`.
 """
 
 from allstep.kvstore.training.options import Options

@@ -181,6 +181,16 @@ class KeyOptimizer:
         return state
 
 
+def apply_slice(optimizer: KeyOptimizer, each: Slice, gradient: Tensor) -> None:
+    """Update a locked slice, with an odd version while it changes.
+
+    After an error the version stays odd, so the next holder of the lock counts a torn update.
+    """
+    each.begin()
+    optimizer.apply(each, gradient)
+    each.finish()
+
+
 def may_keep_state(
     optimizers: Mapping[Key, KeyOptimizer],
     before: OptimizerClass | None,

@@ -11,9 +11,8 @@ update is absent, and loading leaves such a key without state.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import torch
@@ -28,17 +27,20 @@ from allstep.kvstore.updates.key_optimizer import KeyOptimizer
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
 from allstep.kvstore.updates.slice_state import StateEntry
 
-_MASTER = "master weights"
+MASTER = "master weights"
 
 Named = tuple[str, str, Tensor]
 """Name, kind and value of a state."""
+
+Expected = list[tuple[str, tuple[torch.dtype, int]]]
+"""Name, type and number of elements of each state of a key."""
 
 
 def whole_state(stored: StoredKey, optimizer: KeyOptimizer) -> list[Named]:
     """Return the state of a key, as copies. The caller has locked all slices."""
     if not any(each.has_state for each in stored.slices):
         return []
-    found = [] if optimizer.master is None else [(_MASTER, "tensor", optimizer.master.clone())]
+    found = [] if optimizer.master is None else [(MASTER, "tensor", optimizer.master.clone())]
     for place, entry in enumerate(optimizer.plan.entries[0]):
         parts = [state.views[place] for state in optimizer.states]
         found.append((entry.name, entry.kind, _joined(stored, entry, parts)))
@@ -60,8 +62,8 @@ def _is_cut(stored: StoredKey, entry: StateEntry) -> bool:
 
 def put_state(stored: StoredKey, optimizer: KeyOptimizer, values: Mapping[str, Tensor]) -> None:
     """Set the state of a key, as `whole_state` returned it. The caller has locked all slices."""
-    if optimizer.master is not None and _MASTER in values:
-        optimizer.master.copy_(values[_MASTER].reshape(-1))
+    if optimizer.master is not None and MASTER in values:
+        optimizer.master.copy_(values[MASTER].reshape(-1))
     for place, entry in enumerate(optimizer.plan.entries[0]):
         value = values[entry.name]
         parts = (
@@ -116,15 +118,14 @@ def read_states(path: Path, chosen: OptimizerClass) -> dict[Key, dict[str, Tenso
 
 def check_states(
     path: Path,
-    keys: Mapping[Key, StoredKey],
-    optimizers: Mapping[Key, KeyOptimizer],
+    expected: Mapping[Key, Expected],
     states: Mapping[Key, Mapping[str, Tensor]],
 ) -> None:
     """Raise CheckpointError if states do not fit the keys of the store."""
     for key, values in states.items():
-        if key not in keys:
+        if key not in expected:
             raise CheckpointError(f"{path}: state of key {key!r}, which this store does not have")
-        for name, (dtype, numel) in _expected(keys[key], optimizers[key]):
+        for name, (dtype, numel) in expected[key]:
             value = values.get(name)
             if value is None or (value.dtype, value.numel()) != (dtype, numel):
                 text = "none" if value is None else f"{short(value.dtype)} of {value.numel()}"
@@ -134,10 +135,11 @@ def check_states(
                 )
 
 
-def _expected(stored: StoredKey, optimizer: KeyOptimizer) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each state of a key, and its type and number of elements."""
-    if optimizer.master is not None:
-        yield _MASTER, (optimizer.master.dtype, optimizer.master.numel())
+def expected_state(stored: StoredKey, optimizer: KeyOptimizer) -> Expected:
+    """Return name, type and number of elements of each state of a key."""
+    master = optimizer.master
+    found: Expected = [] if master is None else [(MASTER, (master.dtype, master.numel()))]
     for entry in optimizer.plan.entries[0]:
         whole = stored.form.numel if _is_cut(stored, entry) else torch.Size(entry.shape).numel()
-        yield entry.name, (entry.dtype, whole)
+        found.append((entry.name, (entry.dtype, whole)))
+    return found

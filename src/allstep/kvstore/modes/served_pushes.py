@@ -1,0 +1,229 @@
+"""Modes async and stale over several hosts: each worker is a party with links of its own.
+
+A push sends a gradient in slices, each to its server, which applies it; a pull receives the slices
+into the caller's tensor. Requests and answers are pipelined over all servers (`links.all_links`).
+A push has no answer, so it costs one way; what went wrong on a server is raised by the next pull.
+
+An update of one slice is atomic. A value that is cut into several slices may be a mixture of two
+updates, on one host too few to matter for asynchronous training; on one host (`each_push`) it never
+is.
+
+**Mode stale** bounds ages slice by slice, on the server (`serving.served_part`). Each push needs a
+pull of its key before it: the server knows the version of a gradient from that pull.
+"""
+
+import mmap
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from allstep.errors import UserError
+from allstep.kvstore.links.all_links import Request
+from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
+from allstep.kvstore.memory.slice_locks import ThreadLock
+from allstep.kvstore.modes.key_values import Updater
+from allstep.kvstore.modes.store_servers import (
+    StoreServers,
+    described,
+    refuse_rows,
+    refuse_updater,
+)
+from allstep.kvstore.rules.headers import Kind
+from allstep.kvstore.rules.key_lists import Key
+from allstep.kvstore.rules.store_kinds import StoreKind
+from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.row_updates import Rows
+from allstep.kvstore.updates.states_file import Expected, Named
+
+
+class ServedPushes:
+    """Mode async: each push is an update on the servers; implements `KeyValues`."""
+
+    def __init__(self, kind: StoreKind) -> None:
+        self.kind = kind
+        self.servers = StoreServers(kind)
+        self.rank, self.num_workers = self.servers.rank, self.servers.size
+        self.keys: dict[Key, StoredKey] = {}
+        self.chosen: OptimizerClass | None = None
+
+    # Keys and optimizer
+
+    def add(self, values: Mapping[Key, Tensor]) -> None:
+        """Store new keys with the values of rank 0."""
+        forms = [KeyShape(key, tuple(each.shape), each.dtype) for key, each in values.items()]
+        self.servers.check_same("init", [described(form) for form in forms])
+        self._add(forms, values)
+
+    def _add(self, forms: Sequence[KeyShape], values: Mapping[Key, Tensor]) -> None:
+        placed = self.servers.place(forms)
+        self.servers.from_rank_0("init", lambda: self.servers.send_values(placed, values))
+        for form in placed:
+            # Never touched, so it takes no memory: values are on the servers.
+            memory = memoryview(mmap.mmap(-1, form.place(1, 0).end))
+            stored = StoredKey(form, memory, lambda _: ThreadLock(), 1)
+            self.keys[form.key] = stored
+            self.has_pulled(stored)
+
+    def set_optimizer(self, chosen: OptimizerClass) -> None:
+        """Update with this optimizer on the servers, which keep its state if settings change."""
+        self.servers.check_same("set_optimizer", [chosen.to_json()])
+        if chosen.is_whole and not self.servers.is_whole:
+            self._cut_no_key()
+        self.servers.from_rank_0("set_optimizer", lambda: self.servers.send_optimizer(chosen))
+        self.chosen = chosen
+        self.servers.warn_if_idle()
+
+    def _cut_no_key(self) -> None:
+        """Place all keys again, each whole on one server."""
+        values = {key: torch.empty(each.shape, dtype=each.dtype) for key, each in self.keys.items()}
+        if self.rank == 0:
+            for key, stored in self.keys.items():
+                self.pull(stored, [values[key].view(-1)])
+        self.servers.collect("set_optimizer, pulled", "")
+        self.servers.place_whole()
+        if values:
+            forms = [KeyShape(key, each.shape, each.dtype) for key, each in self.keys.items()]
+            self._add(forms, values)
+
+    def set_updater(self, updater: Updater) -> None:
+        """Raise UserError."""
+        refuse_updater(self.kind, updater)
+
+    # Values
+
+    def push(self, stored: StoredKey, gradient: Tensor) -> None:
+        """Send a gradient."""
+        self._check_optimizer(stored)
+        requests = self.servers.requests(Kind.PUSH, stored, gradient=gradient)
+        self.servers.run(requests, f"push of key {stored.key!r}")
+
+    def pushpull(self, stored: StoredKey, gradient: Tensor, outs: Sequence[Tensor]) -> None:
+        """Send a gradient and receive the value after its update."""
+        self._check_optimizer(stored)
+        out = outs[0] if outs else torch.empty_like(gradient)
+        requests = self.servers.requests(Kind.PUSHPULL, stored, gradient=gradient, out=out)
+        self._receive(stored, requests, outs, f"pushpull of key {stored.key!r}")
+
+    def pull(self, stored: StoredKey, outs: Sequence[Tensor]) -> None:
+        """Receive the value after this worker's last push."""
+        requests = self.servers.requests(Kind.PULL, stored, out=outs[0])
+        self._receive(stored, requests, outs, f"pull of key {stored.key!r}")
+
+    def _receive(
+        self, stored: StoredKey, requests: Sequence[Request], outs: Sequence[Tensor], text: str
+    ) -> None:
+        self.servers.run(requests, text)
+        self.has_pulled(stored)
+        for other in outs[1:]:
+            other.copy_(outs[0])
+
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        """Raise UserError."""
+        refuse_rows(stored)
+
+    def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
+        """Return rows of the value; only the slices that contain them are sent."""
+        value = torch.empty(stored.form.numel, dtype=stored.dtype)
+        width = stored.form.numel // stored.shape[0] if stored.form.numel else 0
+        only = [
+            index
+            for index, (start, end) in enumerate(stored.form.spans)
+            if bool(((numbers * width < end) & ((numbers + 1) * width > start)).any())
+        ]
+        requests = self.servers.requests(Kind.PULL, stored, out=value, only=only)
+        self.servers.run(requests, f"row_sparse_pull of key {stored.key!r}")
+        return value.view(stored.shape)[numbers]
+
+    def has_pulled(self, stored: StoredKey) -> None:
+        """Note that this worker has the value of a key; for modes that bound ages."""
+
+    def _check_optimizer(self, stored: StoredKey) -> None:
+        if self.chosen is None:
+            raise UserError(
+                f"push of key {stored.key!r}: a {self.kind.name!r} store updates at each push and"
+                " has no optimizer yet; call set_optimizer first"
+            )
+
+    # State
+
+    def state(self, stored: StoredKey) -> list[Named]:
+        """Return the state of a key's optimizer, from its servers."""
+        return self.servers.state(stored)
+
+    def expected_state(self, stored: StoredKey) -> Expected:
+        """Return what the state of a key must have."""
+        assert self.chosen is not None
+        return self.servers.expected_state(stored, self.chosen)
+
+    def put_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
+        """Set the state of keys while all workers are here."""
+        chosen = self.chosen
+        assert chosen is not None
+
+        def put() -> None:
+            for key, values in states.items():
+                self.servers.put_state(self.keys[key], chosen, values)
+
+        self.servers.barrier(needs_all=True)
+        self.servers.from_rank_0("load_optimizer_states", put)
+
+    # All workers
+
+    def agree(self, call: str, text: str) -> None:
+        """Raise UserError on all workers if they pass different texts."""
+        self.servers.check_same(call, [text])
+
+    def barrier(self) -> None:
+        """Wait until all workers that are not lost have called this."""
+        self.servers.warn_if_idle()
+        self.servers.barrier(needs_all=False)
+
+    def close(self) -> None:
+        """Leave the other workers, which continue."""
+        self.servers.close()
+
+
+class ServedAges(ServedPushes):
+    """Mode stale: as async, but no gradient older than `kind.rounds` rounds is applied."""
+
+    def __init__(self, kind: StoreKind) -> None:
+        super().__init__(kind)
+        # Why the next push of a key is refused; "" if it is not.
+        self._refused: dict[Key, str] = {}
+
+    def has_pulled(self, stored: StoredKey) -> None:
+        """Allow one push: the servers have noted the version of its gradient."""
+        self._refused[stored.key] = ""
+
+    def push(self, stored: StoredKey, gradient: Tensor) -> None:
+        """Send a gradient; the servers apply it when the bound allows it."""
+        self._check_age(stored)
+        super().push(stored, gradient)
+        self._refused[stored.key] = "it was pushed and not pulled since"
+
+    def pushpull(self, stored: StoredKey, gradient: Tensor, outs: Sequence[Tensor]) -> None:
+        """Send a gradient and receive the value after its update."""
+        self._check_age(stored)
+        super().pushpull(stored, gradient, outs)
+
+    def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
+        """Return rows of the value, which is pulled as a whole, as pushes are."""
+        value = torch.empty(stored.form.numel, dtype=stored.dtype)
+        self.pull(stored, [value])
+        return value.view(stored.shape)[numbers]
+
+    def _check_age(self, stored: StoredKey) -> None:
+        if why := self._refused[stored.key]:
+            raise UserError(
+                f"push of key {stored.key!r}: {why}, so the age of the gradient has no bound in a"
+                f" {self.kind.name!r} store over several hosts; pull the key before each push, or"
+                " use pushpull"
+            )
+
+    def barrier(self) -> None:
+        """Wait until all living workers have called this. No push waits for them."""
+        late = self.servers.barrier(needs_all=False)
+        for key, parts in self.servers.parts.items():
+            if late & {part.number for part in parts}:
+                self._refused[key] = "other workers updated it before the barrier"

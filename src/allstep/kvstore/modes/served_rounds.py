@@ -1,0 +1,231 @@
+"""Mode sync over several hosts: two levels (D16).
+
+Level 1 is a host: its workers contribute gradients in shared memory, as in `each_round`. The worker
+that contributes last adds them in order of rank and sends the sum, slice by slice, each to its
+server. Level 2 are the servers: each adds the sums of the hosts in their order and updates. So the
+bits do not depend on which worker or host came first.
+
+A pull arrives once per host. The workers that pull share the work: each begins at another part of
+the key, locks the slices that the host does not have yet, asks for all of them at once, and leaves
+the value in shared memory for the others. Bytes on the network are those of one exchange per host,
+over the links of all its workers.
+
+    push     contribute; if all workers of the host have: sum and send
+    pull     for chunks of slices: lock, request what is missing, receive into shared memory, copy
+
+A push never waits for another host, so no order of pushes and pulls can block two hosts. A lost
+worker on any host ends the store with PeerLost: the rounds cannot be completed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from allstep.kvstore.memory.key_memory import KeyShape, Slice, StoredKey
+from allstep.kvstore.modes.each_round import EachRound
+from allstep.kvstore.modes.key_values import Updater
+from allstep.kvstore.modes.store_servers import (
+    StoreServers,
+    described,
+    refuse_rows,
+    refuse_updater,
+)
+from allstep.kvstore.rules.headers import Kind
+from allstep.kvstore.rules.key_lists import Key
+from allstep.kvstore.rules.store_kinds import StoreKind
+from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.row_updates import Rows
+from allstep.kvstore.updates.states_file import Expected, Named
+
+# The number in a worker's line, after those of `each_round`: rounds that it has sent for its host.
+_SENT = 2
+# Slices that a worker locks and requests at once.
+_CHUNK = 8
+
+
+class ServedRounds(EachRound):
+    """Mode sync with servers: an update once all workers of all hosts have pushed."""
+
+    def __init__(self, kind: StoreKind) -> None:
+        self.servers = StoreServers(kind)
+        try:
+            super().__init__(kind, self.servers.members)
+        except BaseException:
+            self.servers.close()
+            raise
+        self.rank, self.num_workers = self.servers.rank, self.servers.size
+
+    # Keys and optimizer
+
+    def add(self, values: Mapping[Key, Tensor]) -> None:
+        """Store new keys with the values of rank 0, on the servers and in each host's memory."""
+        forms = [KeyShape(key, tuple(each.shape), each.dtype) for key, each in values.items()]
+        self.servers.check_same("init", [described(form) for form in forms])
+        self._add(forms, values)
+
+    def _add(self, forms: Sequence[KeyShape], values: Mapping[Key, Tensor]) -> None:
+        placed = self.servers.place(forms)
+        added = self.stored_keys(placed)
+        self.servers.from_rank_0("init", lambda: self.servers.send_values(placed, values))
+        if self.parties.rank == 0:
+            for stored in added:
+                self._receive(stored, range(len(stored.slices)), 0)
+        self.servers.barrier(needs_all=True)
+        self.keys.update({stored.key: stored for stored in added})
+
+    def set_optimizer(self, chosen: OptimizerClass) -> None:
+        """Update with this optimizer on the servers, which keep its state if settings change."""
+        self.servers.check_same("set_optimizer", [chosen.to_json()])
+        for stored in self.keys.values():
+            self._finish(stored, self._round(stored), ())
+        self.servers.barrier(needs_all=True)
+        if chosen.is_whole and not self.servers.is_whole:
+            self._cut_no_key()
+        self.servers.from_rank_0("set_optimizer", lambda: self.servers.send_optimizer(chosen))
+        self.chosen = chosen
+        self.servers.warn_if_idle()
+
+    def _cut_no_key(self) -> None:
+        """Place all keys again, each whole on one server."""
+        keys, self.keys = self.keys, {}
+        self.servers.place_whole()
+        if keys:
+            forms = [KeyShape(key, each.shape, each.dtype) for key, each in keys.items()]
+            self._add(forms, {key: each.flat.view(each.shape) for key, each in keys.items()})
+
+    def set_updater(self, updater: Updater) -> None:
+        """Raise UserError."""
+        refuse_updater(self.kind, updater)
+
+    # Values
+
+    def push(self, stored: StoredKey, gradient: Tensor) -> None:
+        """Contribute to the next round; the last worker of the host sends its sum."""
+        super().push(stored, gradient)
+        self._send_if_last(stored, self._round(stored))
+
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        """Raise UserError."""
+        refuse_rows(stored)
+
+    def _send_if_last(self, stored: StoredKey, number: int) -> None:
+        """Send the sum of the host for a round, unless workers are missing or another has sent it.
+
+        The lock of the first slice makes sure that one worker does.
+        """
+        first = stored.slices[0]
+        first.acquire(self._caller, "push")
+        try:
+            if self._has_contributions(stored, number) and self._num_sent(stored) < number:
+                self._send(stored)
+                stored.workers[stored.number(0, _SENT)] = number
+        finally:
+            first.release()
+
+    def _num_sent(self, stored: StoredKey) -> int:
+        return stored.workers[stored.number(0, _SENT)]
+
+    def _has_contributions(self, stored: StoredKey, number: int) -> bool:
+        self._fence()
+        workers = range(self.parties.size)
+        return all(stored.workers[stored.number(each, 0)] >= number for each in workers)
+
+    def _send(self, stored: StoredKey) -> None:
+        """Send the sum of all contributions of the host, slice by slice."""
+        text = f"push of key {stored.key!r}"
+        if self.parties.size == 1:
+            total = stored.contributions[0]
+        else:
+            # In memory of its own: a contribution stays as it is until the round is complete.
+            total = torch.empty_like(stored.flat)
+        for each in stored.slices:
+            part = slice(each.start, each.end)
+            if self.parties.size > 1:
+                total[part] = self._sum([own[part] for own in stored.contributions], stored.dtype)
+            only = [each.index]
+            self.servers.run(
+                self.servers.requests(Kind.PUSH, stored, gradient=total, only=only), text
+            )
+
+    def _finish(self, stored: StoredKey, number: int, outs: Sequence[Tensor]) -> None:
+        """Wait for round `number`, receive what this host does not have, and copy the value."""
+        self._wait_for_pushes(stored, number)
+        self._send_if_last(stored, number)
+        for chunk in self._chunks(stored):
+            with ExitStack() as held:
+                for each in chunk:
+                    each.acquire(self._caller, "pull")
+                    held.callback(each.release)
+                missing = [each.index for each in chunk if each.num_updates < number]
+                if missing:
+                    self._receive(stored, missing, number)
+                    for index in missing:
+                        self._count(stored.slices[index], number)
+                for each in chunk:
+                    self.copy_slice(stored, each, outs)
+
+    def _chunks(self, stored: StoredKey) -> Iterator[Sequence[Slice]]:
+        """Yield some slices at a time, beginning at another place in each worker of the host."""
+        slices = stored.slices
+        starts = list(range(0, len(slices), _CHUNK))
+        first = self.parties.rank * len(starts) // self.parties.size
+        for start in (*starts[first:], *starts[:first]):
+            yield slices[start : start + _CHUNK]
+
+    def _receive(self, stored: StoredKey, indexes: Sequence[int], number: int) -> None:
+        """Receive slices of a round into the memory of the host."""
+        requests = self.servers.requests(
+            Kind.PULL, stored, out=stored.flat, number=number, only=indexes
+        )
+        self.servers.run(requests, f"pull of key {stored.key!r}")
+
+    @staticmethod
+    def _count(each: Slice, number: int) -> None:
+        """Count the updates of a slice that a server has made."""
+        while each.num_updates < number:
+            each.begin()
+            each.finish()
+
+    # State
+
+    def state(self, stored: StoredKey) -> list[Named]:
+        """Return the state of a key's optimizer, from its servers, after the last round."""
+        self._finish(stored, self._round(stored), ())
+        return self.servers.state(stored)
+
+    def expected_state(self, stored: StoredKey) -> Expected:
+        """Return what the state of a key must have."""
+        assert self.chosen is not None
+        return self.servers.expected_state(stored, self.chosen)
+
+    def put_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
+        """Set the state of keys while all workers are here."""
+        chosen = self.chosen
+        assert chosen is not None
+
+        def put() -> None:
+            for key, values in states.items():
+                self.servers.put_state(self.keys[key], chosen, values)
+
+        for key in states:
+            self._finish(self.keys[key], self._round(self.keys[key]), ())
+        self.servers.barrier(needs_all=True)
+        self.servers.from_rank_0("load_optimizer_states", put)
+
+    # All workers
+
+    def agree(self, call: str, text: str) -> None:
+        """Raise UserError on the workers of all hosts if they pass different texts."""
+        self.servers.check_same(call, [text])
+
+    def barrier(self) -> None:
+        """Wait until all workers of all hosts have called this."""
+        self.servers.warn_if_idle()
+        self.servers.barrier(needs_all=True)
+
+    def close(self) -> None:
+        """Leave the other workers, which continue."""
+        self.servers.close()
+        super().close()

@@ -1,0 +1,220 @@
+"""The thread that serves one link: it receives a message, carries it out, and sends the answer.
+
+It waits for messages in C++, without the interpreter lock. An error of a request that has no answer
+is kept and reported with the next answer: as `FAILED`, after which the worker asks `why`.
+
+When a connection ends in the middle of a message, Gloo does not wake this thread. Then `look`,
+called by the process's main thread, finds the connection closed and counts the party as lost; the
+thread is abandoned.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from allstep.errors import AllstepError, CommError
+from allstep.kvstore.links.pair import Pair, as_bytes, bytes_text, text_bytes
+from allstep.kvstore.rules.headers import ANSWERED, FAILED, Header, Kind
+from allstep.kvstore.serving.served_store import ServedStore, described
+from allstep.limits import Limits
+
+# Seconds without a message after which a connection that has ended holds none.
+_GRACE = 1.0
+
+
+class LinkThread:
+    """Serves the link of one party of a store.
+
+    Connects first: raises RuntimeError if the worker does not come.
+    """
+
+    def __init__(self, served: ServedStore, party: int, store: Store, limits: Limits) -> None:
+        self._served, self._party = served, party
+        self._pair = Pair(served.announced.link(store, party), limits, is_server=True)
+        self._error: Exception | None = None
+        self._scratch: dict[tuple[torch.dtype, int], Tensor] = {}
+        self._received = False
+        self._is_over = False
+        # When the connection was found ended, and how many messages had been received by then.
+        self._ended_at, self._num_seen, self._num_messages = 0.0, -1, 0
+        self._handlers: dict[Kind, Callable[[Header], None]] = {
+            Kind.INIT: self._init,
+            Kind.VALUE: self._value,
+            Kind.PUSH: self._push,
+            Kind.PULL: self._pull,
+            Kind.PUSHPULL: self._pushpull,
+            Kind.OPTIMIZER: self._optimizer,
+            Kind.STATE: self._state,
+            Kind.STATE_VALUE: self._state_value,
+            Kind.PUT_STATE: self._put_state,
+            Kind.COLLECT: self._collect,
+            Kind.DROP: lambda _: self._served.drop(),
+            Kind.CHECK: lambda header: self._answer(header, text_bytes("")),
+            Kind.REST: lambda _: self._served.rest(self._party),
+            Kind.WAKE: lambda header: self._answer(
+                header, text_bytes(self._served.wake(self._party))
+            ),
+            Kind.WHY: self._why,
+        }
+        name = f"allstep-link-{party}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the party has left or is lost."""
+        return self._is_over
+
+    def look(self) -> None:
+        """Count the party as lost if its connection has ended and no message is left in it.
+
+        The thread first receives what the party had sent: pushes, and maybe `bye`.
+        """
+        if self._is_over or self._pair.ended() is None:
+            return
+        now = time.monotonic()
+        if self._num_seen != self._num_messages:
+            self._num_seen, self._ended_at = self._num_messages, now
+        if now - self._ended_at > _GRACE:
+            self._end(in_order=False)
+
+    def _end(self, *, in_order: bool) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._served.leave(self._party, in_order=in_order)
+        if in_order:
+            self._pair.close()
+        else:
+            self._pair.shut()
+
+    def _run(self) -> None:
+        try:
+            while (header := self._pair.receive()).kind is not Kind.BYE:
+                self._num_messages += 1
+                self._handle(header)
+        # Of Gloo, when the connection has ended, or a header that is none.
+        except Exception:
+            self._end(in_order=False)
+        else:
+            self._end(in_order=True)
+
+    def _handle(self, header: Header) -> None:
+        self._received = False
+        try:
+            if self._error is not None and header.kind is not Kind.WHY:
+                raise self._error
+            self._handlers[header.kind](header)
+        except AllstepError as error:
+            self._fail(header, error)
+        # Of an optimizer: a mistake of the script, which must reach it.
+        except (RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
+            if self._pair.ended() is not None:
+                raise
+            text = f"{header.kind.name.lower()}: {type(error).__name__}: {error}"
+            self._fail(header, CommError(f"kvstore: the server failed: {text}"))
+
+    def _fail(self, header: Header, error: Exception) -> None:
+        """Keep an error, and answer with it if there is an answer."""
+        self._error = error
+        if not self._received and header.nbytes:
+            self._pair.receive_into(torch.empty(header.nbytes, dtype=torch.uint8))
+        if header.kind not in ANSWERED:
+            return
+        # The worker waits for as many bytes as it asked for.
+        is_data = header.kind in (Kind.PULL, Kind.PUSHPULL, Kind.STATE_VALUE)
+        nbytes = header.b if is_data else 0
+        answer = Header(Kind.ANSWER, header.part, status=FAILED)
+        self._pair.send(answer, torch.empty(nbytes, dtype=torch.uint8))
+
+    # Requests
+
+    def _payload(self, header: Header, to: Tensor | None = None) -> Tensor:
+        """Receive the payload, as bytes or into a tensor of its size."""
+        room = torch.empty(header.nbytes, dtype=torch.uint8) if to is None else as_bytes(to)
+        if room.numel() != header.nbytes:
+            raise CommError(
+                f"kvstore: {header.kind.name.lower()} of part {header.part} has {header.nbytes}"
+                f" bytes, expected {room.numel()}"
+            )
+        self._received = True
+        self._pair.receive_into(room)
+        return room
+
+    def _text(self, header: Header) -> str:
+        return bytes_text(self._payload(header))
+
+    def _answer(self, header: Header, payload: Tensor, number: int = 0) -> None:
+        self._pair.send(Header(Kind.ANSWER, header.part, a=number), payload)
+
+    def _init(self, header: Header) -> None:
+        self._served.add(header.part, self._text(header))
+
+    def _value(self, header: Header) -> None:
+        form = self._served.part(header.part).form
+        value = torch.empty(form.numel, dtype=form.dtype)
+        self._payload(header, value)
+        self._served.set_value(header.part, value)
+
+    def _push(self, header: Header) -> None:
+        if self._served.is_sync:
+            self._payload(header, self._served.room(self._party, header.part))
+            self._served.contribute(self._party, header.part)
+        else:
+            gradient = self._room_for(header.part, 0)
+            self._payload(header, gradient)
+            self._served.push(self._party, header.part, gradient)
+
+    def _pull(self, header: Header) -> None:
+        part = self._served.part(header.part)
+        if self._served.is_sync:
+            self._served.wait_for_round(header.part, header.a)
+        value = self._room_for(header.part, 1)
+        version = part.copy(self._party, value)
+        self._answer(header, as_bytes(value), version)
+
+    def _pushpull(self, header: Header) -> None:
+        self._push(header)
+        self._pull(header)
+
+    def _room_for(self, number: int, which: int) -> Tensor:
+        """Return memory of the size of a part, which the next request overwrites."""
+        form = self._served.part(number).form
+        found = self._scratch.get((form.dtype, which))
+        if found is None or found.numel() < form.numel:
+            found = torch.empty(form.numel, dtype=form.dtype)
+            self._scratch[form.dtype, which] = found
+        return found[: form.numel]
+
+    def _optimizer(self, header: Header) -> None:
+        self._served.set_optimizer(self._text(header))
+
+    def _state(self, header: Header) -> None:
+        self._answer(header, text_bytes(described(self._served.state(header.part))))
+
+    def _state_value(self, header: Header) -> None:
+        value = self._served.state(header.part)[header.a][2]
+        self._answer(header, as_bytes(value.reshape(-1)))
+
+    def _put_state(self, header: Header) -> None:
+        room, done = self._served.put_state(header.part, header.a)
+        self._payload(header, room)
+        done()
+
+    def _collect(self, header: Header) -> None:
+        what, text = json.loads(self._text(header))
+        found = self._served.collect(self._party, what, text, needs_all=bool(header.a))
+        self._answer(header, text_bytes(found))
+
+    def _why(self, header: Header) -> None:
+        error, self._error = self._error, None
+        text = {
+            "error": type(error).__name__,
+            "text": str(error),
+            "peer": getattr(error, "peer", None),
+        }
+        self._answer(header, text_bytes(json.dumps(text)))
