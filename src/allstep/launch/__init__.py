@@ -39,7 +39,6 @@ from allstep.launch.server_processes import server_hosts, with_server_hosts
 
 __all__ = [
     "MAX_FAILURES",
-    "MAX_SERVERS",
     "MAX_WORKERS",
     "RESUBMIT",
     "Discovery",
