@@ -1,11 +1,14 @@
 """The engine on real ranks: every kind of operation in any order, mistakes and mismatches, groups,
 join, process sets, threads, forks."""
 
+import importlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -626,6 +629,25 @@ def wrong_sets(sets: Sequence[Sequence[Sequence[int]]]) -> str:
 )
 def test_wrong_sets(ranks: Ranks, sets: Any, words: str) -> None:
     assert all(words in found for found in ranks(2, wrong_sets, sets))
+
+
+def one_rank_hangs() -> str:
+    if os.environ["ALLSTEP_RANK"] == "0":
+        return raised(CollectiveTimeout, engine.start)
+
+    def hang(*_: object) -> None:
+        time.sleep(3)
+        raise ValueError("hung")
+
+    # The package has a function of this name, too.
+    with patch.object(importlib.import_module("allstep.engine.start"), "_check_alike", hang):
+        return raised(ValueError, engine.start)
+
+
+def test_a_rank_that_hangs_in_the_start_is_named(ranks: Ranks) -> None:
+    found = ranks(2, one_rank_hangs, env={"ALLSTEP_START_TIMEOUT": "1.5"})
+    assert found[0].startswith("init: 1 of 2 ranks have not come within 1.5 s: rank 1; ")
+    assert found[1] == "hung"
 
 
 def dynamic_sets() -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError
 
 from allstep import machine
 from allstep.comm.group.init import session
@@ -21,6 +22,7 @@ from allstep.engine.engine import Engine, check_ranks
 from allstep.engine.executor import Executor
 from allstep.engine.hooks import Hooks
 from allstep.engine.settings import read_settings
+from allstep.errors import CollectiveTimeout
 
 
 class _EngineState:
@@ -147,8 +149,20 @@ def _numbered(process_sets: Sequence[Sequence[int]], size: int) -> dict[int, tup
 def _check_alike(joined: Joined, store: Store, sets: dict[int, tuple[int, ...]]) -> None:
     rank, size = joined.world.rank, joined.world.size
     mine = json.dumps(list(sets.values()))
-    check = joined.check_for("the process sets", store, "sets")
-    found = collect(store, "sets", rank, size, mine, joined.limits.start, check)
+    check, seconds = joined.check_for("the process sets", store, "sets"), joined.limits.start
+    try:
+        found = collect(store, "sets", rank, size, mine, seconds, check)
+    except DistStoreError:
+        late = [other for other in range(size) if not store.check([f"sets/{other}"])]
+        raise CollectiveTimeout(
+            f"init: {len(late)} of {size} ranks have not come within {seconds:g} s:"
+            f" {', '.join(f'rank {other}' for other in late)}; look at their output, or raise"
+            " ALLSTEP_START_TIMEOUT if they start slowly",
+            rank=rank,
+            op="init",
+            peer=late[0] if late else None,
+            seconds=seconds,
+        ) from None
     for other, theirs in enumerate(found):
         if theirs != mine:
             raise ValueError(
