@@ -335,6 +335,7 @@ def test_a_server_that_is_killed(ranks: Ranks, name: str) -> None:
 KILLS = range(10) if os.environ.get("ALLSTEP_SOAK") else [0]
 
 
+@pytest.mark.soak(1)  # its count is in KILLS
 @pytest.mark.parametrize("seed", KILLS)
 def test_a_worker_that_is_killed_stops_no_other_in_async(ranks: Ranks, seed: int) -> None:
     """At a random moment of its pushes, mostly in the middle of a message; it pushes zeros."""

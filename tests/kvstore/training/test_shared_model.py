@@ -151,4 +151,5 @@ def test_lazy_pushes_the_mean_of_its_steps(ranks: Ranks) -> None:
 
 def test_without_scaling_each_push_has_the_full_learning_rate(ranks: Ranks) -> None:
     pushes, _ = run(ranks, 2, [EPOCH], optimizer="plain", more={"scale": False})
-    assert pushes[0].lrs == (0.1,)
+    # Another party may push the second claim before it.
+    assert min(pushes, key=lambda push: push.start).lrs == (0.1,)

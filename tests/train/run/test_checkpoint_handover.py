@@ -33,7 +33,10 @@ def make_job(out: Path, rank: int) -> Any:
     return SimpleNamespace(
         out=out,
         world=SimpleNamespace(rank=rank),
-        trainer=SimpleNamespace(model=nn.Linear(1, 1)),
+        trainer=SimpleNamespace(
+            model=nn.Linear(1, 1),
+            optimizer=SimpleNamespace(state_is_per_rank=False, gather_state=lambda: None),
+        ),
         config=SimpleNamespace(save=SimpleNamespace(keep=3, seconds=None)),
         progress=SimpleNamespace(samples=0, owes=None, best=None, best_samples=None),
     )

@@ -30,6 +30,7 @@ from allstep.files.atomic import create_file
 from allstep.train.config.differences import differences
 from allstep.train.config.read_config import read_layers
 from allstep.train.config.run_config import ResolvedConfig
+from allstep.train.config.sync_config import SyncConfig
 from allstep.train.config.trust import SEAL, seal
 from allstep.train.config.validate_keys import validated
 from allstep.train.folder.run_lock import LOCK
@@ -203,7 +204,10 @@ def _overrides(
     Raise ConfigError with `complaint`, the differences and `remedy` if a key differs that may not
     change.
     """
-    before = read_layers(str(folder / CONFIG), ())[0]
+    found = read_layers(str(folder / CONFIG), ())[0]
+    # Runs of earlier versions have no such section, and trained with its defaults.
+    usual = SyncConfig().model_dump(mode="json")
+    before = {**found, "sync": {**usual, **found.get("sync", {})}}
     now = as_begun(config, folder).model_dump(mode="json")
     if changed := list(changes(before, now)):
         more = f"; and {len(changed) - _MAX_SHOWN} more" if len(changed) > _MAX_SHOWN else ""
