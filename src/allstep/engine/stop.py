@@ -41,10 +41,13 @@ class Stop:
         """Stop the engines of all ranks because of an error on this rank."""
         if self._requests.end is None:
             known = as_comm_error(error, self._state.world.rank)
-            self.stop(known)
-            # Rank 0 may be lost.
+            # The reason comes first: `stop` releases our callers, which may leave the groups and
+            # end the process. Rank 0 may be lost.
             with contextlib.suppress(Exception):
                 self._board.post(pack(stop_message(known)))
+            if not isinstance(known, EngineStopped):
+                self._abort(known)
+            self.stop(known)
             self.abort_groups()
 
     def abort_groups(self) -> None:
@@ -55,7 +58,11 @@ class Stop:
         end = self._requests.end
         grace = _GRACE if isinstance(end, EngineStopped) else 0.0
         seconds = time.monotonic() - self._requests.ended_at
-        if end is not None and not self._has_aborted and seconds >= grace:
+        if end is not None and seconds >= grace:
+            self._abort(end)
+
+    def _abort(self, end: CommError) -> None:
+        if not self._has_aborted:
             self._has_aborted = True
             self._executor.abort(str(end), end.peer)
 
