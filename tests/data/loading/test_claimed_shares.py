@@ -1,5 +1,5 @@
-"""A loop over claims delivers the same bits of each sample, whoever claims it and with whichever
-workers."""
+"""A loop over claims delivers the same bits of each sample, on any worker that claims it and with
+any loader workers."""
 
 from collections.abc import Iterator
 from typing import Any

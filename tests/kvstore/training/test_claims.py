@@ -44,7 +44,7 @@ class World:
         ]
 
     def no_wait(self, text: str) -> BoundedWait:
-        raise AssertionError("nobody holds the lock")
+        raise AssertionError("the lock is free")
 
     def newly_lost(self) -> set[int]:
         return set(self.lost)

@@ -88,26 +88,30 @@ def _server(config: ResolvedConfig) -> None:
         )
 
 
-def _averages(config: ResolvedConfig) -> None:
-    """Check a mode in which each worker updates its own weights between two averages."""
-    name, from_epoch = config.sync.name, config.sync.mode.from_epoch
-    for is_set, found, why in (
-        (
-            config.model.norm in ("sync", "ghost"),
-            f"model.norm={config.model.norm}",
-            "its statistics are over the samples of all workers, which step alone; set"
-            " model.norm=batch or group",
-        ),
-        (
-            config.precision == "float16",
-            "precision=float16",
-            "a loss scale is common to all workers; set precision=bfloat16 or float32",
-        ),
-        (
-            config.share_weights is True,
-            "share_weights=true",
-            "between two averages each worker has other weights; omit it",
-        ),
+Conflict = tuple[bool, str, str]
+"""Whether a setting conflicts with the mode, its name, and why it does."""
+
+
+def _refuse(config: ResolvedConfig, *conflicts: Conflict) -> None:
+    """Raise ConfigError for the first conflict that the config has."""
+    for is_set, found, why in conflicts:
+        if is_set:
+            raise ConfigError(
+                f"{found} and sync={config.sync.name} exclude each other: {why}, or set"
+                " sync=allreduce"
+            )
+
+
+def _float16(config: ResolvedConfig) -> Conflict:
+    return (
+        config.precision == "float16",
+        "precision=float16",
+        "a loss scale is common to all workers; set precision=bfloat16 or float32",
+    )
+
+
+def _noise(config: ResolvedConfig) -> tuple[Conflict, Conflict]:
+    return (
         (
             config.noise_scale or config.growth.by_noise,
             "the noise scale",
@@ -119,11 +123,28 @@ def _averages(config: ResolvedConfig) -> None:
             "its variance is that of an update from a whole batch; omit optimizer.noise and"
             " optimizer.noise_like",
         ),
-    ):
-        if is_set:
-            raise ConfigError(
-                f"{found} and sync={name} exclude each other: {why}, or set sync=allreduce"
-            )
+    )
+
+
+def _averages(config: ResolvedConfig) -> None:
+    """Check a mode in which each worker updates its own weights between two averages."""
+    name, from_epoch = config.sync.name, config.sync.mode.from_epoch
+    _refuse(
+        config,
+        (
+            config.model.norm in ("sync", "ghost"),
+            f"model.norm={config.model.norm}",
+            "its statistics are over the samples of all workers, which step alone; set"
+            " model.norm=batch or group",
+        ),
+        _float16(config),
+        (
+            config.share_weights is True,
+            "share_weights=true",
+            "between two averages each worker has other weights; omit it",
+        ),
+        *_noise(config),
+    )
     if from_epoch and from_epoch >= config.num_epochs:
         raise ConfigError(
             f"sync={name} averages from epoch {from_epoch} on, and the run has"
@@ -133,19 +154,15 @@ def _averages(config: ResolvedConfig) -> None:
 
 def _pushes(config: ResolvedConfig) -> None:
     """Check a mode in which each party pushes by itself."""
-    name = config.sync.name
-    for is_set, found, why in (
+    _refuse(
+        config,
         (
             config.model.norm in ("sync", "ghost"),
             f"model.norm={config.model.norm}",
             "its statistics are over the samples of all workers, which do not step together; set"
             " model.norm=batch or group",
         ),
-        (
-            config.precision == "float16",
-            "precision=float16",
-            "a loss scale is common to all workers; set precision=bfloat16 or float32",
-        ),
+        _float16(config),
         (
             config.shares != "even",
             "shares",
@@ -161,22 +178,8 @@ def _pushes(config: ResolvedConfig) -> None:
             "ema.decay",
             "between two synchronization points there is no common series of weights; omit it",
         ),
-        (
-            config.noise_scale or config.growth.by_noise,
-            "the noise scale",
-            "it is measured on gradients at equal weights; omit noise_scale and growth.by_noise",
-        ),
-        (
-            config.optimizer.noise > 0 or config.optimizer.noise_like is not None,
-            "gradient noise",
-            "its variance is that of an update from a whole batch; omit optimizer.noise and"
-            " optimizer.noise_like",
-        ),
-    ):
-        if is_set:
-            raise ConfigError(
-                f"{found} and sync={name} exclude each other: {why}, or set sync=allreduce"
-            )
+        *_noise(config),
+    )
     _scaled_twice(config)
 
 
