@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from allstep.costs.speed import Speed
 from allstep.plan.published_runs import PublishedRun
-from allstep.plan.setting import Cluster, Profile, Servers, profile_from_speed
+from allstep.plan.setting import Cluster, Servers
 from allstep.plan.simulator import Step, step
 
 LEVELS = (0, 1, 2, 3)
@@ -134,18 +134,13 @@ def fit_hosts(run: PublishedRun, known: Known) -> Known:
     return with_rate(_solve(lambda rate: -speed(with_rate(rate)), -found, _SLOWEST_LINK, nominal))
 
 
-def profile_of(run: PublishedRun) -> Profile:
-    """Return the profile of one worker of a series."""
-    return profile_from_speed(run.layers, run.batch_per_worker, run.alone, run.element)
-
-
 def _step(run: PublishedRun, hosts: int, known: Known) -> Step:
     cluster = Cluster(hosts, run.workers_per_host, known.link, run.inside, known.jitter)
     policy = run.policy
     if policy.servers is not None and hosts in run.servers:
         servers: Servers = replace(policy.servers, count=run.servers[hosts])
         policy = replace(policy, servers=servers)
-    return step(profile_of(run).slowed(known.compute), cluster, policy)
+    return step(run.profile.slowed(known.compute), cluster, policy)
 
 
 def _solve(falling: Callable[[float], float], wanted: float, low: float, high: float) -> float:

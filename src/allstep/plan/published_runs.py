@@ -6,10 +6,19 @@ Where a source states efficiencies only, a point is efficiency x workers x the s
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from allstep.costs.speed import Speed
 from allstep.plan.models import Layer, layers_of
-from allstep.plan.setting import DDP, HOROVOD_2017, Buckets, Policy, Servers
+from allstep.plan.setting import (
+    DDP,
+    HOROVOD_2017,
+    Buckets,
+    Policy,
+    Profile,
+    Servers,
+    profile_from_speed,
+)
 from allstep.plan.simulator import FLAT_RING
 from allstep.plan.transports import INSIDE, TRANSPORTS, Transport, read_link
 
@@ -41,6 +50,11 @@ class PublishedRun:
     """Number of parameter servers by number of hosts; else one per host."""
     extrapolates: bool = False
     """Whether points beyond the smallest one are predicted from it (level 3)."""
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The profile of one worker."""
+        return profile_from_speed(self.layers, self.batch_per_worker, self.alone, self.element)
 
 
 _README = "Horovod's README"

@@ -17,11 +17,16 @@ def exposed_by_servers(slowest: Profile, cluster: Cluster, servers: Servers) -> 
     parts = _parts(slowest.gradients, servers, cluster)
     parties = cluster.hosts if servers.sum_in_host else cluster.size
     on_host = 1 if servers.sum_in_host else cluster.per_host
-    rate = cluster.link.bandwidth
     inside = 0.0
     if servers.sum_in_host and cluster.per_host > 1:
         share = 2 * (cluster.per_host - 1) / cluster.per_host
         inside = share / cluster.inside.bandwidth
+
+    def seconds(nbytes: float) -> float:
+        """Return how long a server is busy with the pushes, or the pulls, of all parties."""
+        carried = max(parties, on_host) * nbytes
+        return carried / cluster.link.bandwidth + cluster.link.latency
+
     free: dict[int, float] = {}
     pushed: list[float] = [0.0] * len(slowest.gradients)
     # Pushes, in the order of the backward pass.
@@ -29,8 +34,7 @@ def exposed_by_servers(slowest: Profile, cluster: Cluster, servers: Servers) -> 
         gradient = slowest.gradients[index]
         ready = gradient.ready + inside * gradient.nbytes / 2
         for server, nbytes in parts[index]:
-            busy = max(parties, on_host) * nbytes / rate + cluster.link.latency
-            free[server] = max(free.get(server, 0.0), ready) + busy
+            free[server] = max(free.get(server, 0.0), ready) + seconds(nbytes)
             pushed[index] = max(pushed[index], free[server])
     # Pulls of the next step, in forward order; its clock starts at the end of the backward pass.
     end = slowest.forward + slowest.backward
@@ -39,8 +43,7 @@ def exposed_by_servers(slowest: Profile, cluster: Cluster, servers: Servers) -> 
     for index, gradient in enumerate(slowest.gradients):
         arrived = 0.0
         for server, nbytes in parts[index]:
-            busy = max(parties, on_host) * nbytes / rate + cluster.link.latency
-            out[server] = max(out.get(server, 0.0), pushed[index]) + busy
+            out[server] = max(out.get(server, 0.0), pushed[index]) + seconds(nbytes)
             arrived = max(arrived, out[server])
         arrived += inside * gradient.nbytes / 2
         late = max(late, arrived - (end + gradient.needed))
