@@ -22,22 +22,16 @@ from allstep.errors import UserError
 from allstep.kvstore.links.all_links import Request
 from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
 from allstep.kvstore.memory.slice_locks import ThreadLock
-from allstep.kvstore.modes.key_values import Updater
-from allstep.kvstore.modes.store_servers import (
-    StoreServers,
-    described,
-    refuse_rows,
-    refuse_updater,
-)
+from allstep.kvstore.modes.served_values import ServedValues
+from allstep.kvstore.modes.store_servers import StoreServers
 from allstep.kvstore.rules.headers import Kind
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
-from allstep.kvstore.updates.row_updates import Rows
-from allstep.kvstore.updates.states_file import Expected, Named
+from allstep.kvstore.updates.states_file import Named
 
 
-class ServedPushes:
+class ServedPushes(ServedValues):
     """Mode async: each push is an update on the servers; implements `KeyValues`."""
 
     def __init__(self, kind: StoreKind) -> None:
@@ -48,12 +42,6 @@ class ServedPushes:
         self.chosen: OptimizerClass | None = None
 
     # Keys and optimizer
-
-    def add(self, values: Mapping[Key, Tensor]) -> None:
-        """Store new keys with the values of rank 0."""
-        forms = [KeyShape(key, tuple(each.shape), each.dtype) for key, each in values.items()]
-        self.servers.check_same("init", [described(form) for form in forms])
-        self._add(forms, values)
 
     def _add(self, forms: Sequence[KeyShape], values: Mapping[Key, Tensor]) -> None:
         placed = self.servers.place(forms)
@@ -86,10 +74,6 @@ class ServedPushes:
             forms = [KeyShape(key, each.shape, each.dtype) for key, each in self.keys.items()]
             self._add(forms, values)
 
-    def set_updater(self, updater: Updater) -> None:
-        """Raise UserError."""
-        refuse_updater(self.kind, updater)
-
     # Values
 
     def push(self, stored: StoredKey, gradient: Tensor) -> None:
@@ -117,10 +101,6 @@ class ServedPushes:
         self.has_pulled(stored)
         for other in outs[1:]:
             other.copy_(outs[0])
-
-    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
-        """Raise UserError."""
-        refuse_rows(stored)
 
     def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
         """Return rows of the value; only the slices that contain them are sent."""
@@ -151,28 +131,7 @@ class ServedPushes:
         """Return the state of a key's optimizer, from its servers."""
         return self.servers.state(stored)
 
-    def expected_state(self, stored: StoredKey) -> Expected:
-        """Return what the state of a key must have."""
-        assert self.chosen is not None
-        return self.servers.expected_state(stored, self.chosen)
-
-    def put_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
-        """Set the state of keys while all workers are here."""
-        chosen = self.chosen
-        assert chosen is not None
-
-        def put() -> None:
-            for key, values in states.items():
-                self.servers.put_state(self.keys[key], chosen, values)
-
-        self.servers.barrier(needs_all=True)
-        self.servers.from_rank_0("load_optimizer_states", put)
-
     # All workers
-
-    def agree(self, call: str, text: str) -> None:
-        """Raise UserError on all workers if they pass different texts."""
-        self.servers.check_same(call, [text])
 
     def barrier(self) -> None:
         """Wait until all workers that are not lost have called this."""

@@ -25,19 +25,13 @@ from torch import Tensor
 
 from allstep.kvstore.memory.key_memory import KeyShape, Slice, StoredKey
 from allstep.kvstore.modes.each_round import EachRound
-from allstep.kvstore.modes.key_values import Updater
-from allstep.kvstore.modes.store_servers import (
-    StoreServers,
-    described,
-    refuse_rows,
-    refuse_updater,
-)
+from allstep.kvstore.modes.served_values import ServedValues
+from allstep.kvstore.modes.store_servers import StoreServers
 from allstep.kvstore.rules.headers import Kind
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
-from allstep.kvstore.updates.row_updates import Rows
-from allstep.kvstore.updates.states_file import Expected, Named
+from allstep.kvstore.updates.states_file import Named
 
 # The number in a worker's line, after those of `each_round`: rounds that it has sent for its host.
 _SENT = 2
@@ -45,7 +39,7 @@ _SENT = 2
 _CHUNK = 8
 
 
-class ServedRounds(EachRound):
+class ServedRounds(ServedValues, EachRound):
     """Mode sync with servers: an update once all workers of all hosts have pushed."""
 
     def __init__(self, kind: StoreKind) -> None:
@@ -58,12 +52,6 @@ class ServedRounds(EachRound):
         self.rank, self.num_workers = self.servers.rank, self.servers.size
 
     # Keys and optimizer
-
-    def add(self, values: Mapping[Key, Tensor]) -> None:
-        """Store new keys with the values of rank 0, on the servers and in each host's memory."""
-        forms = [KeyShape(key, tuple(each.shape), each.dtype) for key, each in values.items()]
-        self.servers.check_same("init", [described(form) for form in forms])
-        self._add(forms, values)
 
     def _add(self, forms: Sequence[KeyShape], values: Mapping[Key, Tensor]) -> None:
         placed = self.servers.place(forms)
@@ -95,20 +83,12 @@ class ServedRounds(EachRound):
             forms = [KeyShape(key, each.shape, each.dtype) for key, each in keys.items()]
             self._add(forms, {key: each.flat.view(each.shape) for key, each in keys.items()})
 
-    def set_updater(self, updater: Updater) -> None:
-        """Raise UserError."""
-        refuse_updater(self.kind, updater)
-
     # Values
 
     def push(self, stored: StoredKey, gradient: Tensor) -> None:
         """Contribute to the next round; the last worker of the host sends its sum."""
         super().push(stored, gradient)
         self._send_if_last(stored, self._round(stored))
-
-    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
-        """Raise UserError."""
-        refuse_rows(stored)
 
     def _send_if_last(self, stored: StoredKey, number: int) -> None:
         """Send the sum of the host for a round, unless workers are missing or another has sent it.
@@ -195,30 +175,13 @@ class ServedRounds(EachRound):
         self._finish(stored, self._round(stored), ())
         return self.servers.state(stored)
 
-    def expected_state(self, stored: StoredKey) -> Expected:
-        """Return what the state of a key must have."""
-        assert self.chosen is not None
-        return self.servers.expected_state(stored, self.chosen)
-
     def put_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
-        """Set the state of keys while all workers are here."""
-        chosen = self.chosen
-        assert chosen is not None
-
-        def put() -> None:
-            for key, values in states.items():
-                self.servers.put_state(self.keys[key], chosen, values)
-
+        """Set the state of keys, after their last rounds, while all workers are here."""
         for key in states:
             self._finish(self.keys[key], self._round(self.keys[key]), ())
-        self.servers.barrier(needs_all=True)
-        self.servers.from_rank_0("load_optimizer_states", put)
+        super().put_states(states)
 
     # All workers
-
-    def agree(self, call: str, text: str) -> None:
-        """Raise UserError on the workers of all hosts if they pass different texts."""
-        self.servers.check_same(call, [text])
 
     def barrier(self) -> None:
         """Wait until all workers of all hosts have called this."""

@@ -1,0 +1,66 @@
+"""What all modes with servers do alike: they ask the servers (`store_servers`)."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
+from allstep.kvstore.modes.key_values import Updater
+from allstep.kvstore.modes.store_servers import (
+    StoreServers,
+    described,
+    refuse_rows,
+    refuse_updater,
+)
+from allstep.kvstore.rules.key_lists import Key
+from allstep.kvstore.rules.store_kinds import StoreKind
+from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.row_updates import Rows
+from allstep.kvstore.updates.states_file import Expected
+
+
+class ServedValues:
+    """The first base of a mode whose values are on servers."""
+
+    kind: StoreKind
+    servers: StoreServers
+    keys: dict[Key, StoredKey]
+    chosen: OptimizerClass | None
+
+    def add(self, values: Mapping[Key, Tensor]) -> None:
+        """Store new keys with the values of rank 0, on the servers and in each host's memory."""
+        forms = [KeyShape(key, tuple(each.shape), each.dtype) for key, each in values.items()]
+        self.servers.check_same("init", [described(form) for form in forms])
+        self._add(forms, values)
+
+    def _add(self, forms: Sequence[KeyShape], values: Mapping[Key, Tensor]) -> None:
+        raise NotImplementedError
+
+    def set_updater(self, updater: Updater) -> None:
+        """Raise UserError."""
+        refuse_updater(self.kind, updater)
+
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        """Raise UserError."""
+        refuse_rows(stored)
+
+    def expected_state(self, stored: StoredKey) -> Expected:
+        """Return what the state of a key must have."""
+        assert self.chosen is not None
+        return self.servers.expected_state(stored, self.chosen)
+
+    def put_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
+        """Set the state of keys while all workers are here."""
+        chosen = self.chosen
+        assert chosen is not None
+
+        def put() -> None:
+            for key, values in states.items():
+                self.servers.put_state(self.keys[key], chosen, values)
+
+        self.servers.barrier(needs_all=True)
+        self.servers.from_rank_0("load_optimizer_states", put)
+
+    def agree(self, call: str, text: str) -> None:
+        """Raise UserError on the workers of all hosts if they pass different texts."""
+        self.servers.check_same(call, [text])
