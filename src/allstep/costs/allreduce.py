@@ -68,6 +68,7 @@ def power_of_two(size: int) -> int:
     return 1 << (size.bit_length() - 1)
 
 
+# Of algorithms with about the same cost the first is taken: fewest messages first.
 COSTS: dict[str, Cost] = {
     "tree": tree,
     "ring": ring,
@@ -75,6 +76,16 @@ COSTS: dict[str, Cost] = {
     "star": star,
     "native": native,
 }
+
+# The accuracy of the formulas: costs within this factor count as equal.
+ABOUT = 1.05
+
+
+def cheapest(num_ranks: int, nbytes: float, speed: Speed) -> str:
+    """Return the first algorithm of `COSTS` whose cost is within 5% of the lowest."""
+    costs = {name: cost(num_ranks, nbytes, speed) for name, cost in COSTS.items()}
+    least = min(costs.values())
+    return next(name for name, cost in costs.items() if cost <= ABOUT * least)
 
 
 def by_slice(

@@ -15,7 +15,7 @@ worker of the step. Parameter servers need a queue each (`servers`).
 
 from dataclasses import dataclass
 
-from allstep.costs.allreduce import COSTS, by_slice, flat_ring
+from allstep.costs.allreduce import COSTS, by_slice, cheapest, flat_ring
 from allstep.plan.fused_gradients import buckets_of, by_ticks
 from allstep.plan.servers import exposed_by_servers
 from allstep.plan.setting import Cluster, Policy, Profile
@@ -75,11 +75,7 @@ def allreduce(nbytes: float, cluster: Cluster, algorithm: str) -> float:
 
 def best_algorithm(nbytes: float, cluster: Cluster) -> str:
     """Return the algorithm over the hosts that allstep chooses for `nbytes`."""
-    share = nbytes / cluster.per_host
-    costs = {
-        name: COSTS[name](cluster.hosts, share, cluster.link) for name in COSTS if name != "native"
-    }
-    return min(costs, key=lambda name: costs[name])
+    return cheapest(cluster.hosts, nbytes / cluster.per_host, cluster.link)
 
 
 def _exposed_by_buckets(

@@ -24,7 +24,7 @@ from torch import Tensor
 from allstep.comm.network.algorithms import butterfly, native, ring, star, tree
 from allstep.comm.network.algorithms.measure_link import measure_speed
 from allstep.comm.network.algorithms.point_to_point import Combine, Exchange, GlooExchange, GlooLink
-from allstep.costs.allreduce import COSTS
+from allstep.costs.allreduce import COSTS, cheapest
 from allstep.costs.speed import Speed
 from allstep.errors import ConfigError, did_you_mean
 
@@ -54,7 +54,6 @@ class Algorithm:
     """Return the time in seconds for (num_ranks, nbytes, speed)."""
 
 
-# Of algorithms with about the same cost the first is taken: fewest messages first.
 ALGORITHMS = {
     "tree": Algorithm("tree", tree.run, COSTS["tree"]),
     "ring": Algorithm("ring", ring.run, COSTS["ring"]),
@@ -62,17 +61,11 @@ ALGORITHMS = {
     "star": Algorithm("star", star.run, COSTS["star"]),
     "native": Algorithm("native", native.run, COSTS["native"]),
 }
-# The accuracy of the formulas: costs within this factor count as equal.
-ABOUT = 1.05
 
 
 def choose(num_ranks: int, nbytes: float, speed: Speed) -> Algorithm:
     """Return the first algorithm in the table whose cost is within 5% of the lowest."""
-    costs = {
-        name: algorithm.cost(num_ranks, nbytes, speed) for name, algorithm in ALGORITHMS.items()
-    }
-    least = min(costs.values())
-    return next(ALGORITHMS[name] for name, cost in costs.items() if cost <= ABOUT * least)
+    return ALGORITHMS[cheapest(num_ranks, nbytes, speed)]
 
 
 def wanted_algorithm(name: str | None = None) -> Algorithm | None:
