@@ -35,6 +35,7 @@ from allstep.bench.step.result import (
     GLOO,
     OPTIMIZER,
     PARTS,
+    PUSHED,
     SHARED,
     TASKS,
     StepResult,
@@ -46,7 +47,8 @@ from allstep.errors import ConfigError
 from allstep.process.memory import written_nbytes
 from support.ranks import Ranks, wait_until
 
-RIVALS = [GLOO, DDP, OPTIMIZER, SHARED]
+TOGETHER = [GLOO, DDP, OPTIMIZER, SHARED]
+RIVALS = [*TOGETHER, PUSHED]
 MB = 1 << 20
 
 
@@ -107,14 +109,14 @@ def test_everybody_trains_turn_by_turn(
     trained = [order["train"] for order in orders if "train" in order]
     assert trained == [
         ALONE,
-        *(GLOO, ALONE, DDP, OPTIMIZER, ALONE, SHARED) * 3,
+        *(GLOO, ALONE, DDP, OPTIMIZER, ALONE, SHARED, PUSHED, ALONE) * 3,
     ]  # the first round is the warm-up
 
     alone = rows[ALONE]["seconds"]
-    assert len(alone) == 4
+    assert len(alone) == 6
     for place, name in enumerate(RIVALS):
         row = rows[name]
-        beside = alone[0::2] if place < 2 else alone[1::2]
+        beside = alone[place // 2 :: 3]
         assert row["speeds"] == pytest.approx(
             [a / b for a, b in zip(beside, row["seconds"], strict=True)]
         )
@@ -125,8 +127,14 @@ def test_everybody_trains_turn_by_turn(
 
 
 def _check_losses_of(rows: dict[str, Any]) -> None:
-    losses = {name: rows[name]["losses"] for name in RIVALS}
+    losses = {name: rows[name]["losses"] for name in TOGETHER}
     assert {len(each) for each in losses.values()} == {2 + 3 * 3}
+    pushed = rows[PUSHED]["losses"]
+    assert len(set(pushed)) == 11
+    # The learning rate is low, so late gradients change the losses by little.
+    assert pushed == pytest.approx(losses[GLOO], rel=0.05)
+    with pytest.raises(StepFailed, match="do not learn the same"):
+        check_losses({GLOO: losses[GLOO], PUSHED: pushed}, 2)
     check_losses(losses, 2)
     assert len(set(losses[GLOO])) == 11  # every step is another
     assert rows[ALONE]["losses"][0] == pytest.approx(
@@ -294,7 +302,7 @@ def test_without_two_there_is_no_result(
 
 
 def test_every_rival_is_beside_the_independent_copies() -> None:
-    assert round_of(RIVALS) == [(GLOO, ALONE, DDP), (OPTIMIZER, ALONE, SHARED)]
+    assert round_of(TOGETHER) == [(GLOO, ALONE, DDP), (OPTIMIZER, ALONE, SHARED)]
     assert round_of(RIVALS[:3]) == [(GLOO, ALONE, DDP), (OPTIMIZER, ALONE)]
 
 

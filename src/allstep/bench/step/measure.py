@@ -7,14 +7,15 @@
 | DDP on allstep | the same, on a group of backend "allstep" |
 | DistributedOptimizer | `allstep.torch`, with Horovod's interface |
 | share_weights | the same with share_weights=True: one copy of the weights per host |
+| sync=async | every rank pushes its gradients to shared weights, and waits for no other one |
 
 One set of ranks under `allstep run` runs all contenders, with one torch thread per rank: the same
 model with the same initial weights, SGD with momentum and weight decay, and the same synthetic
-images at the same step (see `rank`). Their losses have to agree; otherwise a contender computes
-something else, and there is no result. Two numbers have the same sum in either order, so with two
-ranks all losses agree to the end. More ranks may add in another order, and rounding differences
-grow tenfold every few steps (a ResNet turns 1e-7 into 1e-3 in a dozen steps): then the first steps
-have to agree, and later ones only roughly.
+images at the same step (see `rank`). Their losses have to agree, those of `sync=async` excepted;
+otherwise a contender computes something else, and there is no result. Two numbers have the same sum
+in either order, so with two ranks all losses agree to the end. More ranks may add in another order,
+and rounding differences grow tenfold every few steps (a ResNet turns 1e-7 into 1e-3 in a dozen
+steps): then the first steps have to agree, and later ones only roughly.
 
 A turn is a few steps, at least `_SECONDS_PER_TURN` of them, after a barrier. The slowest rank
 counts. The machine's speed changes from minute to minute, so only consecutive turns are compared.
@@ -22,6 +23,7 @@ In a round every contender has a turn, in groups of two with the independent cop
 
     DDP on Gloo             independent copies   DDP on allstep
     DistributedOptimizer    independent copies   share_weights
+    sync=async              independent copies
 
 Each contender is compared with the independent copies next to it. The first round is a warm-up and
 does not count; a last round, which does not count either, measures where the time goes (see
@@ -41,7 +43,7 @@ from typing import Any, NamedTuple, Protocol
 from allstep import machine
 from allstep.bench.comm.measure import start_team
 from allstep.bench.result import Missing, absences
-from allstep.bench.step.result import ALONE, StepResult, StepRow, task_of
+from allstep.bench.step.result import ALONE, PUSHED, StepResult, StepRow, task_of
 from allstep.console import quantities
 from allstep.errors import AllstepError, ConfigError
 from allstep.process.python import run_module
@@ -60,8 +62,8 @@ _FIRST_STEPS = 5
 # The same after these steps, when rounding differences have grown.
 _NEAR_LOSS = 0.1
 
-# Independent copies have the same weights in the first step only.
-NOT_TOGETHER: Mapping[str, int] = {ALONE: 1}
+# Independent copies have the same weights in the first step only, ranks that push perhaps never.
+NOT_TOGETHER: Mapping[str, int] = {ALONE: 1, PUSHED: 0}
 
 Progress = Callable[[str], None]
 

@@ -18,7 +18,7 @@ If a contender raises an error, the answer is {"failed": reason}.
 
 A contender is a function that takes the model and its SGD and returns the objects to use instead.
 All have the same model with the same weights, and at the same step of the same turn the same images
-and the same dropout, so that their losses are equal.
+and the same dropout, so that their losses are equal, except those of ranks that push.
 """
 
 import os
@@ -43,7 +43,8 @@ from torch.optim.optimizer import (
 
 import allstep.comm
 from allstep.bench.comm.rank import serve
-from allstep.bench.step.result import ALONE, DDP, GLOO, OPTIMIZER, SHARED, Task, task_of
+from allstep.bench.step.pushed import push_gradients
+from allstep.bench.step.result import ALONE, DDP, GLOO, OPTIMIZER, PUSHED, SHARED, Task, task_of
 from allstep.comm.timeline import recorder
 from allstep.models import AlexNet, SmallCnn, resnet18
 from allstep.process.memory import written_nbytes
@@ -92,6 +93,7 @@ CONTENDERS: Mapping[str, Wrap] = {
     DDP: _ddp("allstep"),
     OPTIMIZER: _distributed(share_weights=False),
     SHARED: _distributed(share_weights=True),
+    PUSHED: push_gradients,
 }
 
 

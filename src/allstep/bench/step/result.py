@@ -28,7 +28,7 @@ from allstep.console.rich_table import figure_columns
 from allstep.errors import ConfigError
 
 ALONE, GLOO, DDP = "independent copies", "DDP on Gloo", "DDP on allstep"
-OPTIMIZER, SHARED = "DistributedOptimizer", "share_weights"
+OPTIMIZER, SHARED, PUSHED = "DistributedOptimizer", "share_weights", "sync=async"
 PARTS = ("waiting", "moving", "adding", "updating")
 TARGET_RANKS = 2
 
@@ -50,8 +50,10 @@ class Task:
 
 TASKS: Mapping[str, Task] = {
     "alexnet": Task(32, (3, 224, 224), 1000, 61_100_840, {OPTIMIZER: 0.95, SHARED: 0.985}),
-    "resnet18": Task(64, (3, 32, 32), 10, 11_173_962, {OPTIMIZER: 0.97, SHARED: 0.97}),
-    "small-cnn": Task(32, (1, 28, 28), 10, 805_576, {OPTIMIZER: 0.91, SHARED: 0.91}),
+    "resnet18": Task(
+        64, (3, 32, 32), 10, 11_173_962, {OPTIMIZER: 0.97, SHARED: 0.97, PUSHED: 0.97}
+    ),
+    "small-cnn": Task(32, (1, 28, 28), 10, 805_576, {OPTIMIZER: 0.91, SHARED: 0.91, PUSHED: 0.91}),
 }
 
 
