@@ -7,6 +7,7 @@ from typing import Any
 from allstep.train.config.run_config import DataConfig, OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.watch.events import Opening, Progress
 from allstep.world import World
+from support.scores import FIGURES
 
 CONFIG = RunConfig(
     recipe="digits",
@@ -36,6 +37,7 @@ def opening(
         nbytes=4000,
         flop_per_sample=10**6,
         out=out,
+        figures=FIGURES,
     )
     return replace(made, **others)
 
@@ -47,7 +49,7 @@ def progress(samples: int, num_workers: int = 2, **others: Any) -> Progress:
         epoch=samples // 1000,
         samples=samples,
         loss=100.0 / samples,
-        accuracy=0.5,
+        metrics={"accuracy": 0.5},
         lr=0.1,
         seconds=0.4,
         images_per_second=640.0,

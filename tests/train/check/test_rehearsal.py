@@ -29,8 +29,10 @@ from allstep.train.check.dry_run import (
 from allstep.train.check.overfit import Learned, learn, simplified, verdict
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.run import setup as job
+from allstep.train.task.classification import Classification
 from allstep.train.watch.events import Score
 from support.ranks import clean_environment
+from support.scores import classified
 
 STAGES = ["start", "data", "step", "evaluate", "save", "load"]
 
@@ -50,7 +52,7 @@ def learned_on(overrides: list[str], count: int, epochs: int) -> tuple[Learned, 
 def test_a_model_learns_by_heart_with_any_number_of_workers(ranks: Any) -> None:
     ((alone, lines),) = ranks(1, learned_on, ["model.options.hidden=32"], 13, by_heart.EPOCHS)
     assert alone.by_heart
-    assert (alone.samples, alone.classes, alone.last.count) == (13, 10, 13)
+    assert (alone.samples, alone.last.count) == (13, 13)
     assert alone.evaluated is not None
     assert alone.evaluated.accuracy == 1
     assert lines[0].startswith("epoch 1: loss 2.")
@@ -101,35 +103,41 @@ def test_what_prevents_learning_is_switched_off_and_reported() -> None:
     ("first", "last", "text"),
     [
         (
-            Score(2.3, 0.1, 64, 0.5),
-            Score(0.09, 1.0, 64, 1.0),
+            classified(2.3, 0.1, 64, 0.5),
+            classified(0.09, 1.0, 64, 1.0),
             "learned 64 samples by heart after 90 steps",
         ),
-        (Score(2.3, 0.1, 64, 0.5), Score(0.05, 0.98, 64, 1.0), "have different labels"),
+        (classified(2.3, 0.1, 64, 0.5), classified(0.05, 0.98, 64, 1.0), "have different labels"),
         (
-            Score(2.3, 0.1, 64, 0.5),
-            Score(math.nan, 0.1, 64, 0.5),
+            classified(2.3, 0.1, 64, 0.5),
+            classified(math.nan, 0.1, 64, 0.5),
             "the learning rate, which is too high",
         ),
         (
-            Score(2.3, 0.1, 64, 0.5),
-            Score(9.0, 0.1, 64, 0.5),
+            classified(2.3, 0.1, 64, 0.5),
+            classified(9.0, 0.1, 64, 0.5),
             "the learning rate, which is too high",
         ),
-        (Score(2.3, 0.1, 64, 0.5), Score(2.29, 0.1, 64, 0.5), "guessing, which is 2.3"),
-        (Score(2.3, 0.1, 64, 0.5), Score(1.0, 0.6, 64, 0.9), "too small for so many samples"),
+        (classified(2.3, 0.1, 64, 0.5), classified(2.29, 0.1, 64, 0.5), "guessing, which is 2.3"),
+        (
+            classified(2.3, 0.1, 64, 0.5),
+            classified(1.0, 0.6, 64, 0.9),
+            "too small for so many samples",
+        ),
     ],
 )
 def test_the_verdict_goes_by_the_figures(first: Score, last: Score, text: str) -> None:
-    line = verdict(Learned(64, 10, 90, 90, first, last))
+    line = verdict(Learned(Classification(10), 64, 90, 90, first, last))
     assert text in line
     assert "\n" not in line
 
 
 def test_a_model_that_evaluates_worse_is_reported() -> None:
-    good = Score(0.05, 1.0, 64, 1.0)
-    line = verdict(Learned(64, 10, 90, 90, good, good, Score(0.9, 0.75, 64, 1.0)))
-    assert "in evaluation mode 75.0% are right" in line
+    good = classified(0.05, 1.0, 64, 1.0)
+    line = verdict(
+        Learned(Classification(10), 64, 90, 90, good, good, classified(0.9, 0.75, 64, 1.0))
+    )
+    assert "in evaluation mode loss 0.9, accuracy 75.0%" in line
 
 
 # A dry run

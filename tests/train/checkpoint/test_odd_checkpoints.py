@@ -34,10 +34,10 @@ from allstep.train.health.checkpoint_state import (
 from allstep.train.health.divergence import LossWatch
 from allstep.train.run.progress import RunProgress
 from allstep.train.step.build import make_optimizer
-from allstep.train.task.classification import Classification, ClassificationTally
-from allstep.train.watch.events import Score
+from allstep.train.task.classification import Classification
 from support.damaged_json import PLAIN, RAW, odd
 from support.limited_process import limited, seeds
+from support.scores import classified, classified_tally
 from support.special_files import ODD
 
 CONFIG = read_config("digits", ["optimizer=sgd"]).resolved(1)
@@ -61,10 +61,10 @@ def snapshot(samples: int) -> Snapshot:
         samples,
         5,
         10,
-        Score(0.5, 0.5, 10, 1.0),
+        classified(0.5, 0.5, 10, 1.0),
         samples,
         0,
-        since=ClassificationTally(1.0, 2.0, 3.0, 4.0),
+        since=classified_tally(1.0, 2.0, 3.0, 4.0),
     )
     images = {"shape": [3, 4, 4], "trained_shape": [3, 4, 4], "mean": [1.0] * 3, "std": [2.0] * 3}
     state = {
@@ -409,11 +409,11 @@ def use(found: Snapshot) -> None:
     """Load a snapshot as `make_job` does; only CheckpointError may be raised."""
     state = found.state
     model, optimizer = model_and_optimizer()
-    RunProgress.from_plain(dict(state["standing"]), Classification(2))
     LossWatch(**state["watch"])
     if "noise" in state and state["noise"] is not None:
         RunningNoiseScale(**state["noise"])
     try:
+        RunProgress.from_plain(dict(state["standing"]), Classification(2))
         load_weights(model, found.weights)
         load_optimizer(optimizer, found)
     except CheckpointError:

@@ -22,12 +22,12 @@ from allstep.train import read_config
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.input.splits import open_splits
 from allstep.train.run.progress import RunProgress
-from allstep.train.task.task import Metric
 from allstep.train.use.predict import load_run
-from allstep.train.watch.events import Result, Score
+from allstep.train.watch.events import Figures, Result, Score
 from allstep.train.watch.record_callback import Record
 from support.image_folders import make_folder
 from support.ranks import Ranks
+from support.scores import classified
 
 # All that makes training differ from evaluation: running statistics, dropout, averaged weights,
 # augmentation, label smoothing.
@@ -66,9 +66,9 @@ def run(overrides: list[str], out: Path | None = None) -> Result | run_module.Pa
 def run_whose_first_evaluation_is_best(overrides: list[str]) -> Result | run_module.Paused:
     original = RunProgress.note
 
-    def note(progress: RunProgress, validation: Score, metric: Metric) -> bool:
-        worst = Score(validation.loss, -1.0, validation.count)
-        return original(progress, validation if progress.best is None else worst, metric)
+    def note(progress: RunProgress, validation: Score, figures: Figures) -> bool:
+        worst = classified(validation.loss, -1.0, validation.count)
+        return original(progress, validation if progress.best is None else worst, figures)
 
     RunProgress.note = note  # type: ignore[method-assign]
     return run(overrides)
@@ -237,7 +237,7 @@ def test_a_sample_that_cannot_be_read_is_an_event_on_all_ranks(ranks: Ranks) -> 
     record = runlog.read(first.out / "run.jsonl")
     assert record.end is not None and record.end["train"] is None
     assert [line["text"] for line in record.events] == [
-        "no training accuracy in evaluation mode: the disk is gone"
+        "no training score in evaluation mode: the disk is gone"
     ]
 
 

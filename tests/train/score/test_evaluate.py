@@ -10,9 +10,11 @@ from torch import nn
 import allstep
 from allstep.data import Loader
 from allstep.train.score.evaluate import evaluate, outputs
-from allstep.train.task.classification import Classification, ClassificationTally
+from allstep.train.task.classification import Classification, hits
+from allstep.train.task.tally import Tally
 from allstep.train.watch.events import Score
 from support.array_sources import Arrays
+from support.scores import classified
 
 
 def slow_score(logits: Any, labels: Any) -> Score:
@@ -23,7 +25,8 @@ def slow_score(logits: Any, labels: Any) -> Score:
         order = np.argsort(-row).tolist()
         correct += order[0] == label
         top5 += label in order[:5]
-    return Score(loss / len(labels), correct / len(labels), len(labels), top5 / len(labels))
+    count = len(labels)
+    return classified(loss / count, correct / count, count, top5 / count)
 
 
 def samples(n: int, classes: int) -> tuple[Any, Any]:
@@ -105,16 +108,16 @@ def test_a_tally_adds_and_travels() -> None:
         torch.arange(20) % 7,
     )
     loss = nn.functional.cross_entropy(logits, labels, reduction="none")
-    whole, first, second = ClassificationTally(), ClassificationTally(), ClassificationTally()
-    whole.add(loss.sum(), logits, labels)
-    first.add(loss[:6].sum(), logits[:6], labels[:6])
+    whole, first, second = (Tally.of_training(Classification(7)) for _ in range(3))
+    whole.add(loss.sum(), hits(logits, labels), 20)
+    first.add(loss[:6].sum(), hits(logits[:6], labels[:6]), 6)
     soft = nn.functional.one_hot(labels[6:], 7) * 0.8 + 0.1
-    second.add(loss[6:].sum(), logits[6:], soft)
-    both = first + ClassificationTally(*second.sums())
+    second.add(loss[6:].sum(), hits(logits[6:], soft), 14)
+    both = first + first.with_sums(second.sums())
     assert both.sums() == pytest.approx(whole.sums())
     expected = slow_score(logits.numpy(), labels.numpy())
     assert (both.score().accuracy, both.score().top5) == (expected.accuracy, expected.top5)
-    assert ClassificationTally().score() == Score(0.0, 0.0, 0, 0.0)
+    assert Tally.of_training(Classification(7)).score() == Score(0.0, 0)
 
 
 def test_logits_have_at_least_32_bits() -> None:

@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import allstep
+from allstep.data import Batch
 from allstep.norm import convert
 from allstep.train.step import execution
 from allstep.train.step.execution import Chosen, applied, choose, decide, settle
 from allstep.train.step.timing import Trial, reason
+from support.batches import batch_of
 from support.ranks import Ranks
 
 
@@ -33,12 +36,12 @@ class Small(nn.Module):
         return self.out(maps.view(len(maps), -1) if self.by_view else maps.flatten(1))
 
 
-def loss_of(model: nn.Module, images: Tensor, target: Tensor) -> Tensor:
-    return functional.cross_entropy(model(images), target)
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    return functional.cross_entropy(model(batch.data), batch.target)
 
 
-def example() -> tuple[Tensor, Tensor]:
-    return torch.randn(6, 3, 8, 8), torch.arange(6) % 5
+def example() -> Batch:
+    return batch_of(torch.randn(6, 3, 8, 8), torch.arange(6) % 5)
 
 
 def trials(**seconds: float) -> dict[str, Trial]:
@@ -106,7 +109,7 @@ def choose_untouched(ways: tuple[str, ...], by_view: bool, sync: bool) -> dict[s
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-    loss_of(model, *images).backward()
+    loss_of(model, images).backward()
     return without_model(chosen)
 
 
@@ -139,9 +142,10 @@ def test_norms_that_communicate_are_not_compiled(ranks: Ranks) -> None:
 
 def choose_without_sense() -> str:
     world = allstep.init()
-    images, target = example()
+    given = example()
+    wrong = replace(given, target=given.target + 7)
     try:
-        choose(Small(), (images, target + 7), loss_of, world, ("plain", "channels-last"))
+        choose(Small(), wrong, loss_of, world, ("plain", "channels-last"))
     except IndexError as error:
         return str(error)
     return ""
@@ -155,7 +159,7 @@ def settle_on(name: str, by_view: bool = False) -> dict[str, Any]:
     world = allstep.init()
     model = Small(by_view)
     chosen = settle(model, example(), loss_of, world, name)
-    loss_of(chosen.model, *example()).backward()
+    loss_of(chosen.model, example()).backward()
     return without_model(chosen)
 
 
@@ -195,13 +199,13 @@ def compiled_like_plain() -> tuple[dict[str, Any], int]:
     world = allstep.init()
     model, images = (
         nn.Sequential(nn.Linear(8, 4), nn.Tanh()),
-        (torch.randn(6, 8), torch.arange(6) % 4),
+        batch_of(torch.randn(6, 8), torch.arange(6) % 4),
     )
     names = list(model.state_dict())
-    expected = torch.autograd.grad(loss_of(model, *images), list(model.parameters()))
+    expected = torch.autograd.grad(loss_of(model, images), list(model.parameters()))
     chosen = settle(model, images, loss_of, world, "compiled")
     assert list(model.state_dict()) == names
-    found = torch.autograd.grad(loss_of(model, *images), list(model.parameters()))
+    found = torch.autograd.grad(loss_of(model, images), list(model.parameters()))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
     return without_model(chosen), torch._dynamo.utils.counters["stats"]["unique_graphs"]

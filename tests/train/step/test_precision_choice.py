@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import allstep
 from allstep import runlog
 from allstep.comm.group import agree
+from allstep.data import Batch
 from allstep.errors import ConfigError
 from allstep.machine import Bfloat16
 from allstep.train import read_config
@@ -23,13 +24,16 @@ from allstep.train.step import precision_choice
 from allstep.train.step import timing as trying
 from allstep.train.step.precision_choice import Settled, check_device, judge, settle, time_both
 from allstep.train.step.timing import Trial
+from allstep.train.task.classification import Classification
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Opening
 from allstep.train.watch.record_callback import Record
 from allstep.world import World
+from support.batches import batch_of
 from support.ranks import Ranks
 
 CPU = torch.device("cpu")
+TASK = Classification(4)
 NATIVE, EMULATED = frozenset({"avx512_bf16"}), frozenset({"avx2"})
 YES, NO, UNKNOWN = (
     Bfloat16(True, "flag x"),
@@ -143,8 +147,8 @@ class Slow(nn.Module):
         return found
 
 
-def example() -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 3, 2, 2), torch.arange(4)
+def example() -> Batch:
+    return batch_of(torch.randn(4, 3, 2, 2), torch.arange(4))
 
 
 @pytest.mark.parametrize("layout", ["plain", "channels-last", "compiled", "auto"])
@@ -160,7 +164,9 @@ def test_the_faster_one_is_kept_where_flags_are_unknown(
     model = Slow(slow_in_bfloat16)
     given, before = example(), {name: each.clone() for name, each in model.state_dict().items()}
     drawn = torch.get_rng_state()
-    settled = alone("auto", UNKNOWN, None, lambda: time_both(model, given, World.alone(), layout))
+    settled = alone(
+        "auto", UNKNOWN, None, lambda: time_both(model, given, TASK, World.alone(), layout)
+    )
     assert settled.name == expected
     times = (
         "float32 0 ms, bfloat16 1,000 ms" if slow_in_bfloat16 else "float32 1,000 ms, bfloat16 0 ms"
@@ -195,7 +201,11 @@ def test_a_model_that_cannot_be_channels_last_is_timed_plain(
             return self.conv(images).view(len(images), -1)
 
     found = time_both(
-        ByView(), (torch.randn(4, 3, 6, 6), torch.arange(4)), World.alone(), "channels-last"
+        ByView(),
+        batch_of(torch.randn(4, 3, 6, 6), torch.arange(4)),
+        TASK,
+        World.alone(),
+        "channels-last",
     )
     assert all(trial.works for trial in found.values())
 

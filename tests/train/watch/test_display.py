@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from allstep.train.config.run_config import RunConfig
+from allstep.train.task.classification import Classification
 from allstep.train.watch import terminal as display
 from allstep.train.watch.events import Evaluated, Opening, Result, Score, TrainingScore
 from allstep.train.watch.terminal import (
@@ -23,8 +24,9 @@ from allstep.train.watch.terminal import (
     warnings,
 )
 from support.callback_events import CONFIG, opening, progress
+from support.scores import FIGURES, classified
 
-SCORE = Score(0.5, 0.9123, 360, 0.995)
+SCORE = classified(0.5, 0.9123, 360, 0.995)
 RESULT = Result(SCORE, SCORE, 1234.5, 2.0, 5.0, Path("/out"), 2000)
 
 
@@ -110,7 +112,7 @@ def test_a_bar_on_a_terminal() -> None:
             Evaluated(1, 1000, SCORE, SCORE, 2.0, num_bad=1234),
             "180 images/s  2.0 s  1,234 bad samples skipped",
         ),
-        (Evaluated(1, 1000, Score(0.0, 0.0, 0), SCORE, 0.0), "0 images/s  0.0 s"),
+        (Evaluated(1, 1000, Score(0.0, 0), SCORE, 0.0), "0 images/s  0.0 s"),
     ],
 )
 def test_the_line_of_an_evaluation(event: Evaluated, text: str) -> None:
@@ -118,7 +120,7 @@ def test_the_line_of_an_evaluation(event: Evaluated, text: str) -> None:
 
 
 def test_top_5_where_there_are_many_classes() -> None:
-    many = opening(classes=tuple(map(str, range(11))))
+    many = opening(figures=Classification(11).figures())
     text = show(
         lambda shown: (shown.evaluated(Evaluated(1, 1000, SCORE, SCORE, 2.0)), shown.end(RESULT)),
         begin=many,
@@ -212,12 +214,12 @@ def test_the_table_shows_how_it_ended() -> None:
         5.0,
         Path("/a b"),
         900,
-        Score(0.4, 0.95, 143),
+        classified(0.4, 0.95, 143),
         "best",
         "no better score in 3 evaluations",
         num_bad=7,
     )
-    lines = dict(final_figures(best))
+    lines = dict(final_figures(best, FIGURES))
     assert next(iter(lines)) == "test accuracy"
     assert lines["best validation"] == "95.00%"
     assert lines["weights tested"] == "the best ones"
@@ -227,7 +229,7 @@ def test_the_table_shows_how_it_ended() -> None:
     assert "training accuracy" not in lines
     with_sample = replace(best, train=TrainingScore(SCORE, 900, 1.25))
     assert (
-        dict(final_figures(with_sample))["training accuracy"]
+        dict(final_figures(with_sample, FIGURES))["training accuracy"]
         == "91.23% of 360 training samples, evaluated in 1.25 s"
     )
 

@@ -14,9 +14,10 @@ import pytest
 
 from allstep.train.watch import tensorboard
 from allstep.train.watch.callback import Callback, Callbacks
-from allstep.train.watch.events import Evaluated, Result, Score, TrainingScore
+from allstep.train.watch.events import Evaluated, Result, TrainingScore
 from allstep.train.watch.tensorboard import TensorBoard
 from support.callback_events import opening, progress
+from support.scores import classified
 
 
 @pytest.fixture
@@ -41,10 +42,12 @@ def test_tensorboard_reads_all_figures(tmp_path: Path, read: Any) -> None:
     board.start(opening(tmp_path))
     board.progress(progress(640, grad_norm=2.0, noise_scale=300.0, trust={"conv1": 0.25}))
     board.evaluated(
-        Evaluated(1, 1000, Score(0.6, 0.8, 500), Score(0.5, 0.9, 100, 0.99), 2.0, num_bad=3)
+        Evaluated(
+            1, 1000, classified(0.6, 0.8, 500), classified(0.5, 0.9, 100, 0.99), 2.0, num_bad=3
+        )
     )
-    train = TrainingScore(Score(0.3, 0.8, 100, 0.97), 1000, 0.1)
-    test, validation = Score(0.4, 0.7, 100, 0.98), Score(0.5, 0.9, 100)
+    train = TrainingScore(classified(0.3, 0.8, 100, 0.97), 1000, 0.1)
+    test, validation = classified(0.4, 0.7, 100, 0.98), classified(0.5, 0.9, 100)
     board.end(Result(test, validation, 500.0, 2.0, 5.0, tmp_path, samples=1000, train=train))
     board.close()
     found = read(tmp_path)

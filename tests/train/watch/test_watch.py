@@ -13,11 +13,12 @@ import pytest
 
 from allstep import runlog
 from allstep.train.watch.callback import Callback, Callbacks
-from allstep.train.watch.events import Evaluated, Progress, Result, Score, TrainingScore
+from allstep.train.watch.events import Evaluated, Progress, Result, TrainingScore
 from allstep.train.watch.record_callback import Record
 from support.callback_events import progress
+from support.scores import classified
 
-SCORE = Score(0.5, 0.9, 360, 0.99)
+SCORE = classified(0.5, 0.9, 360, 0.99)
 
 
 class Memory(Callback):
@@ -114,9 +115,11 @@ def test_the_record_reads_back(tmp_path: Path) -> None:
     found = runlog.read(tmp_path / "run.jsonl")
     step = {name: value for name, value in found.steps[0].items() if name not in ("kind", "time")}
     written = asdict(progress(640)) | {"grad_norm": None, "trust": {"conv1": 0.1, "fc": None}}
-    written |= written["times"]
+    written |= written["times"] | written["metrics"]
     assert step == {
-        name: value for name, value in written.items() if name not in ("times", "noise_scale")
+        name: value
+        for name, value in written.items()
+        if name not in ("times", "metrics", "noise_scale")
     }
     assert [(line["part"], line["samples"], line["top5"]) for line in found.evals] == [
         ("validation", 1294, 0.99),

@@ -128,15 +128,17 @@ def _show(result: "Reevaluated", *, stderr: bool) -> None:
     """Print the score as a table."""
     from allstep.console.rich_table import name_value_table, print_table
 
-    score = result.score
+    score, figures = result.score, result.figures
     left_out = f" ({result.num_bad} bad ones left out)" if result.num_bad else ""
     rows = [
         ("data", result.where),
         ("weights", f"the {result.which} ones, after {result.samples:,} samples"),
         ("samples", f"{score.count:,}{left_out}"),
         ("loss", f"{score.loss:.4f}"),
-        ("top-1 accuracy", f"{score.accuracy:.2%}"),
-        ("top-5 accuracy", f"{score.top5:.2%}"),
+        *(
+            (figures.label(name), figures.text(name, value, 2))
+            for name, value in score.metrics.items()
+        ),
     ]
     print_table(name_value_table(rows), stderr=stderr)
 
@@ -151,7 +153,6 @@ def _as_json(asked: "Evaluation", result: "Reevaluated") -> dict[str, object]:
         "trained_on": result.samples,
         "count": score.count,
         "loss": score.loss,
-        "accuracy": score.accuracy,
-        "top5": score.top5,
+        **score.metrics,
         "num_bad": result.num_bad,
     }

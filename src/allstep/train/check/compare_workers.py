@@ -102,7 +102,8 @@ class Answer(_Plain):
     """Weights after the last step."""
     loss: float
     """Loss of the evaluation."""
-    accuracy: float
+    metrics: dict[str, float]
+    """Metrics of the evaluation."""
     count: int
     """Number of samples that were evaluated."""
     alike: str = ""
@@ -239,8 +240,9 @@ def _evaluation_rows(reference: Answer, others: Sequence[Answer]) -> Iterator[li
     """Yield the rows of the table about the evaluation."""
     losses = [_number(relative(each.loss, reference.loss)) for each in others]
     yield ["validation: loss", str(reference.count), f"{reference.loss:.9f}", *losses]
-    accuracies = [_number(relative(each.accuracy, reference.accuracy)) for each in others]
-    yield ["accuracy", "", f"{reference.accuracy:.2%}", *accuracies]
+    for name, value in reference.metrics.items():
+        apart = [_number(relative(each.metrics[name], value)) for each in others]
+        yield [name, "", f"{value:.9f}", *apart]
     yield ["counted", "", str(reference.count), *(str(each.count) for each in others)]
 
 
@@ -303,8 +305,10 @@ def _first_difference(plan: Plan, reference: Answer, answer: Answer) -> str:
             f"in the evaluation: {reference.count} samples were counted there and {answer.count}"
             " here"
         )
-    for name in ("loss", "accuracy"):
-        there, here = getattr(reference, name), getattr(answer, name)
+    there_by_name = {"loss": reference.loss, **reference.metrics}
+    here_by_name = {"loss": answer.loss, **answer.metrics}
+    for name, there in there_by_name.items():
+        here = here_by_name[name]
         if not relative(here, there) <= plan.tolerance:
             return f"in the evaluation: the {name} is {there:.9g} there and {here:.9g} here"
     return ""

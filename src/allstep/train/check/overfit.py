@@ -7,8 +7,8 @@ time would not help.
 
 ```
 simplified   the recipe without what prevents memorizing; a line lists what was switched off
-learn        up to 200 epochs of the same samples; ends after an epoch with all of them right and
-             a mean loss below 0.1
+learn        up to 200 epochs of the same samples; ends after an epoch in which the task counts
+             them as learned (classification: all of them right, and a mean loss below 0.1)
 verdict      one line with the figures, and what to check if it failed
 ```
 
@@ -30,14 +30,13 @@ from allstep.train.run.setup import make_job
 from allstep.train.score.evaluate import evaluate
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import Clock, step
-from allstep.train.task.task import Tally
+from allstep.train.task.tally import Tally
+from allstep.train.task.task import Task
 from allstep.train.watch.events import Score
 from allstep.world import World
 
 EPOCHS = 200
 """Maximum number of epochs."""
-ENOUGH = 0.1
-"""Mean loss of an epoch below which samples count as learned: the right class has 90% then."""
 _WARMUP = 5.0
 """Epochs of the warm-up; an epoch has one or two steps."""
 _REPORT_EVERY = 20
@@ -48,8 +47,8 @@ _REPORT_EVERY = 20
 class Learned:
     """Outcome of trying to memorize some samples."""
 
+    task: Task
     samples: int
-    classes: int
     steps: int
     epochs: int
     first: Score
@@ -61,13 +60,21 @@ class Learned:
 
     @property
     def by_heart(self) -> bool:
-        """Return whether all samples are right, with confidence."""
-        return is_learned(self.last)
+        """Return whether the task counts the samples as learned."""
+        return is_learned(self.task, self.first, self.last)
 
 
-def is_learned(score: Score) -> bool:
-    """Return whether a score counts as learned: all samples right, mean loss below `ENOUGH`."""
-    return score.count > 0 and score.accuracy == 1.0 and score.loss < ENOUGH
+def is_learned(task: Task, first: Score, last: Score) -> bool:
+    """Return whether the score of the last epoch counts as learned, next to that of the first."""
+    return last.count > 0 and task.has_learned(last.loss, last.metrics, first.loss)
+
+
+def _right(task: Task, score: Score) -> str:
+    """Return the objective as text, such as "accuracy 98.2%"; "" if training does not show it."""
+    figures = task.figures()
+    if (name := figures.objective) not in score.metrics:
+        return ""
+    return f", {figures.label(name)} {figures.text(name, score.of(name))}"
 
 
 def simplified(config: ResolvedConfig, count: int) -> tuple[ResolvedConfig, list[str]]:
@@ -130,17 +137,17 @@ def learn(
     dropouts = switch_dropout_off(job.trainer.model)
     if dropouts:
         report(f"switched off: dropout in {dropouts} layer{'s' if dropouts > 1 else ''}")
-    first = last = Score(0.0, 0.0, 0, 0.0)
+    task, first, last = job.trainer.task, Score(0.0, 0), Score(0.0, 0)
     epochs = steps = 0
     for epochs, (updates, last) in enumerate(_epochs(job), 1):
         steps += updates
         first = last if epochs == 1 else first
         if epochs == 1 or epochs % _REPORT_EVERY == 0:
-            report(f"epoch {epochs}: loss {last.loss:.4f}, {last.accuracy:.1%} right")
-        if is_learned(last) or not math.isfinite(last.loss):
+            report(f"epoch {epochs}: loss {last.loss:.4f}{_right(task, last)}")
+        if is_learned(task, first, last) or not math.isfinite(last.loss):
             break
-    evaluated = _evaluate(job) if is_learned(last) else None
-    return Learned(job.num_train, job.splits.num_classes, steps, epochs, first, last, evaluated)
+    evaluated = _evaluate(job) if is_learned(task, first, last) else None
+    return Learned(task, job.num_train, steps, epochs, first, last, evaluated)
 
 
 def _evaluate(job: Job) -> Score:
@@ -152,12 +159,12 @@ def _evaluate(job: Job) -> Score:
 def _epochs(job: Job) -> Iterator[tuple[int, Score]]:
     """Train, and yield after each epoch its number of updates and its score over all ranks."""
     loader, clock = job.loaders["train"], Clock()
-    steps, total = 0, job.trainer.task.tally()
+    steps, total = 0, Tally.of_training(job.trainer.task)
     for batch in loader.batches(0, job.total):
         steps, total = steps + 1, total + _update(job, batch, clock)
         if steps == len(loader):
             yield steps, total.score()
-            steps, total = 0, job.trainer.task.tally()
+            steps, total = 0, Tally.of_training(job.trainer.task)
 
 
 def _update(job: Job, batch: Batch, clock: Clock) -> Tally:
@@ -183,11 +190,11 @@ def num_samples(job: Job, batch: Batch) -> int:
 
 def verdict(learned: Learned) -> str:
     """Return one line about the outcome, with advice if the samples were not learned."""
-    last, samples = learned.last, learned.samples
+    task, last, samples = learned.task, learned.last, learned.samples
     if not learned.by_heart:
         so_far = (
-            f"the loss is {last.loss:.4g} ({learned.first.loss:.4g} in the first epoch),"
-            f" {last.accuracy:.1%} are right"
+            f"the loss is {last.loss:.4g} ({learned.first.loss:.4g} in the first epoch)"
+            f"{_right(task, last)}"
         )
         return (
             f"did not learn {samples} samples by heart in {learned.steps} steps ({learned.epochs}"
@@ -198,29 +205,34 @@ def verdict(learned: Learned) -> str:
         " the data fit together"
     )
     evaluated = learned.evaluated
-    if evaluated is not None and evaluated.accuracy < 1:
+    if evaluated is not None and not is_learned(task, learned.first, evaluated):
         line += (
-            f" (in evaluation mode {evaluated.accuracy:.1%} are right: running statistics of norms"
-            " follow slowly, and images prepared by data.prepare may look different)"
+            f" (in evaluation mode loss {evaluated.loss:.4g}{_right(task, evaluated)}: running"
+            " statistics of norms follow slowly, and images prepared by data.prepare may look"
+            " different)"
         )
     return line
 
 
 def advice(learned: Learned) -> str:
     """Return what the figures point to."""
-    first, last, chance = learned.first.loss, learned.last.loss, math.log(max(2, learned.classes))
+    first, last = learned.first.loss, learned.last.loss
+    guessing = learned.task.loss_of_guessing()
     if not math.isfinite(last) or last > 2 * first:
         return (
             "the learning rate, which is too high (optimizer.lr=... ten times smaller), and the"
             " model for divisions by zero and overflows"
         )
-    if last > 0.9 * min(first, chance):
+    if last > 0.9 * min(first, first if guessing is None else guessing):
+        which = (
+            "its first value" if guessing is None else f"that of guessing, which is {guessing:.3g}"
+        )
         return (
             "the input of the model (allstep data show) and whether gradients reach its weights"
-            " (requires_grad, detach): the loss has hardly moved from that of guessing, which is"
-            f" {chance:.3g}; then the learning rate (optimizer.lr)"
+            f" (requires_grad, detach): the loss has hardly moved from {which}; then the learning"
+            " rate (optimizer.lr)"
         )
-    if learned.last.accuracy > 0.9:
+    if learned.last.metrics.get("accuracy", 0.0) > 0.9:
         return (
             "samples that look alike and have different labels (allstep data show), or train with a"
             " higher learning rate (optimizer.lr)"

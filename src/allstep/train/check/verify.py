@@ -86,7 +86,7 @@ def run(config: ResolvedConfig, world: World, folder: Path) -> Answer:
         steps=steps,
         weights=weights,
         loss=score.loss,
-        accuracy=score.accuracy,
+        metrics=dict(score.metrics),
         count=score.count,
         alike=alike,
         notes=tuple(notes),

@@ -25,14 +25,15 @@ from allstep.train.health.divergence import LossWatch
 from allstep.train.step.batch_growth import batches
 from allstep.train.step.build import make_optimizer
 from allstep.train.step.execution import MODES
-from allstep.train.watch.events import Score
 
 _Whole = Annotated[int, Field(ge=0, lt=1 << 60)]
 _Count = Annotated[int, Field(ge=1, lt=1 << 60)]
 _Side = Annotated[int, Field(ge=1, le=1 << 16)]
 _Shape = Annotated[list[_Side], Field(min_length=3, max_length=3)]
 _Precision = Literal["float32", "bfloat16", "float16", "float64"]
-_Sums = Annotated[list[float], Field(min_length=4, max_length=4)]
+# Loss, weight and count of a tally, then the sums of its task; how many these are is checked when
+# the task is known.
+_Sums = Annotated[list[float], Field(min_length=3, max_length=1 << 10)]
 _MAX_VALUES = 1 << 26
 """Values of one image (8,192 x 8,192 in one channel).
 
@@ -60,9 +61,17 @@ def _like(kind: type[Any]) -> Any:
     return create_model(kind.__name__, __config__=strict, **made)
 
 
-_Score: Any = _like(Score)
 _LossWatch: Any = _like(LossWatch)
 _Noise: Any = _like(RunningNoiseScale)
+
+
+class _Score(_State):
+    """Loss, count, and metrics by name."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, float]
+    loss: float
+    count: _Whole
 
 
 class _Position(_State):

@@ -66,7 +66,7 @@ def training_score(
     except Interrupted:
         return None
     except (UserError, EndedElsewhere) as error:
-        callback.event(f"no training accuracy in evaluation mode: {error}")
+        callback.event(f"no training score in evaluation mode: {error}")
         return None
     samples = job.progress.best_samples if chosen == "best" else job.progress.samples
     return None if found is None else TrainingScore(found, samples, time.perf_counter() - started)

@@ -44,10 +44,11 @@ from allstep.train.run.rounds.due import evaluates, saves
 from allstep.train.run.rounds.round import Surroundings
 from allstep.train.run.setup import make_job
 from allstep.train.score.evaluate import Interrupted, evaluate
-from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome
 from allstep.train.step.noise import measure_noise
 from allstep.train.step.step import Clock
+from allstep.train.task.tally import Tally
+from allstep.train.task.task import Examples
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Evaluated, Result, Score
 from allstep.train.watch.straggler_report import with_straggler_report
@@ -106,7 +107,8 @@ class Run:
     def _start_world(self) -> None:
         """Set what belongs to one world; an elastic run calls it again in each further one."""
         job = self.job
-        self.clock, self.since_log, self.reported = Clock(), job.trainer.task.tally(), Reported()
+        self.clock, self.reported = Clock(), Reported()
+        self.since_log = Tally.of_training(job.trainer.task)
         self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
         # A rank that joins has none, and all ranks must evaluate together.
         self.validation: Score | None = None
@@ -167,7 +169,7 @@ class Run:
         job, total = self.job, outcome.tally
         self.since_log, job.progress.since = self.since_log + total, job.progress.since + total
         norms = job.trainer.optimizer.norms
-        self._judge(job.watch.see(total.score().loss, int(total.count)), batch)
+        self._judge(job.watch.see(total.mean_loss, int(total.count)), batch)
         if job.noise is not None and norms is not None:
             measure_noise(job.noise, job.trainer, norms, outcome.samples)
         if job.ema is not None:
@@ -248,7 +250,7 @@ class Run:
                 self.callbacks.progress(event)
         self.training_seconds += seconds
         self.seconds_since_evaluation += seconds
-        self.since_log = self.job.trainer.task.tally()
+        self.since_log = Tally.of_training(self.job.trainer.task)
 
     def _evaluate(self) -> bool:
         """Evaluate on the validation split. Return whether the score is the best so far."""
@@ -263,7 +265,7 @@ class Run:
         self.validation = validation
         self.clock.skip()
         self.stopping.note_cost(EVALUATION, time.perf_counter() - started)
-        is_best = progress.note(validation, job.trainer.task.metrics[0])
+        is_best = progress.note(validation, job.trainer.task.figures())
         epoch = -(-progress.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
         evaluated = Evaluated(
@@ -275,14 +277,14 @@ class Run:
     def _validate(self) -> Score:
         return self._score(self.job.evaluated_model, self.job.loaders["validation"])
 
-    def _score(self, model: nn.Module, loader: Loader, mistakes: Mistakes | None = None) -> Score:
+    def _score(self, model: nn.Module, loader: Loader, examples: Examples | None = None) -> Score:
         return evaluate(
             model,
             loader,
             self.job.trainer.to_input,
             self.job.trainer.task,
             flip=self.job.config.evaluation.flip,
-            mistakes=mistakes,
+            examples=examples,
             must_leave=self.stopping.must_leave,
         )
 
@@ -339,9 +341,9 @@ class Run:
         if self.validation is None:
             self.validation = self._validate()
         model, chosen = chosen_model(job, self.callbacks)
-        mistakes = Mistakes(job.splits.classes)
-        test = self._score(model, job.loaders["test"], mistakes)
-        if problem := mistakes.write(job.out, job.world):
+        examples = job.trainer.task.examples()
+        test = self._score(model, job.loaders["test"], examples)
+        if examples is not None and (problem := examples.write(job.out, job.world)):
             self.callbacks.event(problem)
         if job.noise is not None and job.noise.steps:
             self.callbacks.event(

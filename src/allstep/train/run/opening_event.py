@@ -42,6 +42,7 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
         undo_nbytes=_undo_nbytes(job),
         position=job.progress.samples,
         notes=tuple(job.notes),
+        figures=job.trainer.task.figures(),
     )
 
 

@@ -85,16 +85,18 @@ class Job:
     def why_over(self) -> str:
         """Return the reason why there is no further step; "" if there is one."""
         section, best = self.config.evaluation, self.progress.best
-        metric = self.trainer.task.metrics[0]
+        figures = self.trainer.task.figures()
+        name = figures.objective
         if self.progress.samples >= self.total:
             return "all epochs are done"
         if section.patience is not None and self.progress.worse >= section.patience:
             return (
-                f"no better validation {metric.name} in {self.progress.worse} evaluations"
+                f"no better validation {name} in {self.progress.worse} evaluations"
                 " (evaluation.patience)"
             )
-        if section.stop_at is not None and best and metric.reaches(best, section.stop_at):
-            return f"the validation {metric.name} is {metric.of(best):.2%} (evaluation.stop_at)"
+        if section.stop_at is not None and best and figures.reaches(best, section.stop_at):
+            value = figures.text(name, best.of(name), 2)
+            return f"the validation {name} is {value} (evaluation.stop_at)"
         return ""
 
     def move_to(self, out: Path) -> None:

@@ -5,11 +5,14 @@ that was killed and resumed arrives at the same values.
 """
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from allstep.train.task.task import Metric, Tally, Task
-from allstep.train.watch.events import Score
+from allstep.errors import CheckpointError
+from allstep.train.task.tally import Tally
+from allstep.train.task.task import Task
+from allstep.train.watch.events import Figures, Score
 
 
 @dataclass
@@ -34,9 +37,9 @@ class RunProgress:
     """Samples before the last step, if what is due after it (an evaluation, growth, a checkpoint)
     has not been completed; else None."""
 
-    def note(self, validation: Score, metric: Metric) -> bool:
-        """Take an evaluation into account. Return whether it is the best so far, by `metric`."""
-        is_best = metric.is_better(validation, self.best)
+    def note(self, validation: Score, figures: Figures) -> bool:
+        """Take an evaluation into account. Return whether it is the best so far, by `figures`."""
+        is_best = figures.is_better(validation, self.best)
         if is_best:
             self.best, self.best_samples, self.worse = validation, self.samples, 0
         else:
@@ -46,7 +49,7 @@ class RunProgress:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the state as plain values for a checkpoint."""
-        best = asdict(self.best) if self.best else None
+        best = self.best.to_plain() if self.best else None
         return {
             **{name: getattr(self, name) for name in _PLAIN},
             "best": best,
@@ -56,12 +59,27 @@ class RunProgress:
     @classmethod
     def from_plain(cls, plain: dict[str, Any], task: Task) -> "RunProgress":
         """Return the progress that `to_plain` stored in a checkpoint of a run of `task`."""
-        best = Score(**plain["best"]) if plain["best"] else None
+        best = Score.from_plain(plain["best"]) if plain["best"] else None
         return cls(
             **{name: plain[name] for name in _PLAIN},
             best=best,
-            since=task.tally().with_sums(plain["since"]),
+            since=_tally(task, plain["since"]),
         )
+
+
+def _tally(task: Task, sums: Sequence[float]) -> Tally:
+    """Return the tally of some sums; CheckpointError if they are those of another task."""
+    made = Tally.of_training(task)
+    if len(sums) == 4 and len(made.sums()) == 5:
+        # Before there were other tasks: loss, correct, top-5, count.
+        loss, *tracked, count = sums
+        sums = [loss, count, count, *tracked]
+    if len(sums) != len(made.sums()):
+        raise CheckpointError(
+            f"the checkpoint has {len(sums)} sums of a task, and task {type(task).__name__} has"
+            f" {len(made.sums())}: it belongs to a run of another task"
+        )
+    return made.with_sums(sums)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from allstep.train.run.opening_event import memory_in_use
 from allstep.train.run.placed_job import Job
 from allstep.train.step.step import PHASES, Clock
-from allstep.train.task.task import Tally
+from allstep.train.task.tally import Tally
 from allstep.train.watch.events import Progress
 
 Times = Sequence[Sequence[float]]
@@ -92,11 +92,12 @@ def event_of(
     `times` are the seconds of the phases by rank, `memory` the bytes in use by rank.
     """
     score, norms = tally.score(), job.trainer.optimizer.norms
+    objective = job.trainer.task.objective[0]
     return Progress(
         epoch=(position - 1) // job.num_train,
         samples=position,
         loss=score.loss,
-        accuracy=score.accuracy,
+        metrics={name: score.metrics[name] for name in [objective] if name in score.metrics},
         lr=job.trainer.optimizer.param_groups[0]["lr"],
         seconds=seconds,
         images_per_second=score.count / max(seconds, 1e-9),

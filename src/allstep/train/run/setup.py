@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from allstep.comm.group import agree
-from allstep.data import Loader
+from allstep.data import Batch, Loader
 from allstep.optim import RunningNoiseScale
 from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.train.checkpoint.restore import averaged_weights, load_optimizer, load_weights
@@ -37,6 +37,7 @@ from allstep.train.input.classes import check_same_classes
 from allstep.train.input.splits import Splits, make_loaders, make_to_input, measure, open_splits
 from allstep.train.precision.casting import cast
 from allstep.train.precision.precision import Precision, dtype_of_weights
+from allstep.train.run.example_batch import make_example
 from allstep.train.run.placed_job import Job, place
 from allstep.train.run.progress import RunProgress
 from allstep.train.score.evaluate import ToInput
@@ -48,8 +49,9 @@ from allstep.train.step.learning_rate import learning_rate
 from allstep.train.step.micro_batch import memory_of_worker, samples_at_once
 from allstep.train.step.precision_choice import SAMPLES, loss_in, settle, time_both
 from allstep.train.step.step import Trainer, communicates
-from allstep.train.step.timing import Example, Trial
-from allstep.train.task.classification import Classification
+from allstep.train.step.timing import Trial
+from allstep.train.task.make_task import make_task
+from allstep.train.task.tally import Tally
 from allstep.train.task.task import Task
 from allstep.world import World
 
@@ -76,7 +78,7 @@ def make_job(
     device = build.make_device(config)
     loaders = make_loaders(config, splits, world, out, device, worker)
     num_train = loaders["train"].num_samples
-    task = Classification(splits.num_classes, config.label_smoothing)
+    task = make_task(config, splits.classes)
     progress = _progress(config, task, snapshot)
     if snapshot is not None:
         _check_data(snapshot, world, splits, loaders)
@@ -180,13 +182,15 @@ def _model(
     to_input = _INPUTS[task.input](
         splits.mean, splits.std, device, dtype, config.execution != "plain"
     )
-    model = _build_model(config, world, splits, out, to_input, device, dtype, snapshot)
-    share_of_batch = partial(_example, config, world, splits, to_input)
-    precision, notes_on_it = _precision(config, world, device, model, share_of_batch, snapshot)
+    model = _build_model(config, world, splits, out, to_input, device, dtype, task, snapshot)
+    share_of_batch = partial(_example, config, world, splits, to_input, task)
+    precision, notes_on_it = _precision(
+        config, world, device, model, task, share_of_batch, snapshot
+    )
     needs_room = grows(config) and snapshot is None
     room = _room(world, splits, model, to_input, precision) if needs_room else 0
     chosen = _execution(
-        config, world, model, len(splits.train), share_of_batch, precision, snapshot
+        config, world, model, task, len(splits.train), share_of_batch, precision, snapshot
     )
     return _Model(model, to_input, precision, room, chosen.name, (*chosen.notes, *notes_on_it))
 
@@ -215,7 +219,7 @@ def _trainer(
 
 def _progress(config: ResolvedConfig, task: Task, snapshot: Snapshot | None) -> RunProgress:
     if snapshot is None:
-        return RunProgress(batch=config.batch, since=task.tally())
+        return RunProgress(batch=config.batch, since=Tally.of_training(task))
     return RunProgress.from_plain(snapshot.state["standing"], task)
 
 
@@ -238,10 +242,11 @@ def _build_model(
     to_input: ToInput,
     device: torch.device,
     dtype: torch.dtype,
+    task: Task,
     snapshot: Snapshot | None,
 ) -> nn.Module:
     """Return the model with equal weights on all ranks: those of rank 0, or of the checkpoint."""
-    made = agree.everyone(world, lambda: build.build_model(config, splits))
+    made = agree.everyone(world, lambda: build.build_model(config, task, splits))
     model = cast(made, device, dtype)
     if snapshot is not None:
         agree.everyone(world, lambda: load_weights(model, snapshot.weights))
@@ -268,19 +273,12 @@ def _example(
     world: World,
     splits: Splits,
     to_input: ToInput,
+    task: Task,
     max_samples: int = sys.maxsize,
-) -> Example:
-    """Return random input and targets with the size of a micro-batch, for timing.
-
-    They have at most `max_samples` samples.
-    """
+) -> Batch:
+    """Return samples as many as in a micro-batch, for timing; at most `max_samples`."""
     share = min(max_samples, -(-config.batch // (world.size * config.accumulation)))
-    # A generator of its own, so that the random numbers of the run do not change.
-    draws = torch.Generator().manual_seed(0)
-    images = to_input(
-        torch.randint(256, (max(2, share), *splits.shape), dtype=torch.uint8, generator=draws)
-    )
-    return images, torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    return make_example(task, splits, to_input, max(2, share))
 
 
 def _precision(
@@ -288,7 +286,8 @@ def _precision(
     world: World,
     device: torch.device,
     model: nn.Module,
-    example: Callable[[int], Example],
+    task: Task,
+    example: Callable[[int], Batch],
     snapshot: Snapshot | None,
 ) -> tuple[Precision, tuple[str, ...]]:
     """Return the precision and notes on it.
@@ -300,7 +299,7 @@ def _precision(
     kept = state.get("name")
 
     def timed() -> Mapping[str, Trial]:
-        return time_both(model, example(SAMPLES), world, config.execution)
+        return time_both(model, example(SAMPLES), task, world, config.execution)
 
     settled = settle(config.precision, kept, world, device, timed)
     precision = Precision(settled.name, device, settled.why)
@@ -313,8 +312,9 @@ def _execution(
     config: ResolvedConfig,
     world: World,
     model: nn.Module,
+    task: Task,
     num_train: int,
-    example: Callable[[], Example],
+    example: Callable[[], Batch],
     precision: Precision,
     snapshot: Snapshot | None,
 ) -> executions.Chosen:
@@ -322,7 +322,7 @@ def _execution(
 
     A resumed run keeps the mode of its checkpoint.
     """
-    loss_of = loss_in(precision)
+    loss_of = loss_in(precision, task)
     before = None if snapshot is None else str(snapshot.state["execution"])
     if config.execution != "auto" or before is not None:
         return executions.settle(model, example(), loss_of, world, before or config.execution)

@@ -1,9 +1,9 @@
 """Evaluation: every sample is counted once, with any number of ranks.
 
 ```
-rank 0   its share    sums (loss, correct, top5, count) ──┐
-rank 1   its share    sums                               ─┼─ added over the ranks, then divided:
-rank 2   no samples   zeros                              ─┘  Score
+rank 0   its share    sums (loss, weight, count, those of the task) ──┐
+rank 1   its share    sums                                           ─┼─ added over the ranks,
+rank 2   no samples   zeros                                          ─┘  then divided: Score
 ```
 
 No sample is padded or repeated. If one rank must stop early, all ranks stop, since sums over some
@@ -13,6 +13,7 @@ its modules returns to its previous mode. An error in the data of one rank ends 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,8 @@ from allstep import comm
 from allstep.comm.group import agree
 from allstep.data import Batch, Loader
 from allstep.train.precision.precision import exact
-from allstep.train.score.mistakes import Mistakes
-from allstep.train.task.classification import as_classes
-from allstep.train.task.task import Tally, Task
+from allstep.train.task.tally import Tally
+from allstep.train.task.task import Examples, Task, check_losses, has_weights, sum_of_weights
 from allstep.train.watch.events import Score
 
 ToInput = Callable[[torch.Tensor], torch.Tensor]
@@ -42,29 +42,32 @@ def evaluate(
     task: Task,
     *,
     flip: bool = False,
-    mistakes: Mistakes | None = None,
+    examples: Examples | None = None,
     must_leave: Callable[[], bool] = lambda: False,
 ) -> Score:
     """Return the model's score on all samples of `loader`, over the shares of all ranks.
 
-    A collective. `to_input` converts stored samples to the model's input. With `flip` the logits of
-    an image are the mean of those of the image and of its mirror image. `mistakes` collects the
-    wrong predictions of this rank's share. `must_leave` is called before each batch; if it returns
-    True on any rank, all ranks raise `Interrupted`, the others after their share.
+    A collective. `to_input` converts stored samples to the model's input. With `flip` the output
+    for an image is the mean of those for the image and for its mirror image. `examples` collects
+    from this rank's share. `must_leave` is called before each batch; if it returns True on any
+    rank, all ranks raise `Interrupted`, the others after their share.
     """
+    world, used = comm.init(), WithMirror(model) if flip else model
 
     def count_share() -> tuple[Tally, bool]:
-        tally = task.tally()
+        tally = Tally(task)
         for batch in loader.batches():
             if must_leave():
                 return tally, True
             if batch.weight:
-                logits = outputs(model, to_input(batch.data), flip)
-                _count(task, batch, logits, loader, tally, mistakes)
+                task.check_targets(batch, loader)
+                _count(task, used, batch, to_input(batch.data), tally, examples)
         return tally, False
 
     with evaluating(model):
-        mine, is_cut = agree.everyone(comm.init(), count_share)
+        mine, is_cut = agree.everyone(world, count_share)
+    layouts = agree.gather(world, mine.layout)
+    mine = mine.with_layout(layouts)
     sums = torch.tensor([*mine.sums(), is_cut], dtype=torch.float64)
     dist.all_reduce(sums)
     *total, num_cut = sums.tolist()
@@ -73,30 +76,44 @@ def evaluate(
     return mine.with_sums(total).score()
 
 
-def outputs(model: nn.Module, images: torch.Tensor, flip: bool = False) -> torch.Tensor:
-    """Return the model's logits, in at least float32.
-
-    With `flip` they are the means over each image and its mirror image.
-    """
-    logits: torch.Tensor = model(images)
-    if flip:
-        logits = (logits + model(images.flip(-1))) / 2
-    return exact(logits)
-
-
 def _count(
     task: Task,
+    model: nn.Module,
     batch: Batch,
-    outputs: torch.Tensor,
-    loader: Loader,
+    data: torch.Tensor,
     tally: Tally,
-    mistakes: Mistakes | None,
+    examples: Examples | None,
 ) -> None:
-    task.check_targets(batch, loader)
-    target = batch.target.to(outputs.device)
-    tally.add(task.loss_sum(outputs, target), outputs, target)
-    if mistakes is not None:
-        mistakes.add(batch.data, batch.samples, outputs, as_classes(target))
+    """Add a batch, of which `data` is the model's input, to the tally."""
+    ready = replace(batch, data=data, target=batch.target.to(data.device))
+    if examples is None:
+        losses, sums = task.judge(model, ready)
+    else:
+        losses, sums = examples.judge(model, ready, batch.data)
+    check_losses(task, losses, batch.weight)
+    weight = sum_of_weights(task, ready) if has_weights(task) else None
+    tally.add(losses.sum(dtype=torch.float64), sums, batch.weight, weight)
+
+
+class WithMirror(nn.Module):
+    """A model whose output for images is the mean of those for them and for their mirror images.
+
+    Outputs are in at least float32.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the mean of both outputs."""
+        return exact((self.model(images) + self.model(images.flip(-1))) / 2)
+
+
+def outputs(model: nn.Module, images: torch.Tensor, flip: bool = False) -> torch.Tensor:
+    """Return the model's logits, in at least float32; with `flip` those of `WithMirror`."""
+    logits: torch.Tensor = (WithMirror(model) if flip else model)(images)
+    return exact(logits)
 
 
 @contextmanager

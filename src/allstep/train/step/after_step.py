@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allstep.train.step.running_statistics import RunningStatistics
-from allstep.train.task.task import Tally
+from allstep.train.task.tally import Tally
 from allstep.world import World
 
 

@@ -6,7 +6,7 @@ the optimizer is created, and the optimizer has its state before it is distribut
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +17,6 @@ from allstep.comm.group.init import at_shutdown, group_for
 from allstep.data import Batch
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
-from allstep.models.by_name import make_model
-from allstep.models.norms import make_norm
 from allstep.optim import groups, noise_variance
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
@@ -27,6 +25,7 @@ from allstep.parallel.updates import Averaging, ByOwners
 from allstep.parallel.updates.outer_step import PLAIN, outer_step
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.step.learning_rate import peak_lr
+from allstep.train.task.task import DataFacts, Task
 from allstep.world import World
 
 SHARE_FROM_BYTES = 100_000_000
@@ -46,27 +45,11 @@ def make_device(config: RunConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
 
 
-class ImageFacts(Protocol):
-    """The facts about the data that determine the shape of a model."""
-
-    @property
-    def num_classes(self) -> int: ...
-    @property
-    def shape(self) -> tuple[int, int, int]: ...
-
-
-def build_model(config: RunConfig, facts: ImageFacts) -> nn.Module:
+def build_model(config: RunConfig, task: Task, facts: DataFacts) -> nn.Module:
     """Return the model with its initial weights, which depend only on the config's seed."""
     torch.manual_seed(config.seed)
     section = config.model
-    kind = "batch" if section.norm in ("sync", "ghost") else section.norm
-    model = make_model(
-        section.name,
-        num_classes=facts.num_classes,
-        shape=facts.shape,
-        norm=make_norm(kind, momentum=section.norm_momentum, scale=section.norm_scale),
-        options=dict(section.options),
-    )
+    model = task.model(facts)
     if section.norm == "sync":
         return norm.convert(model, sync=True)
     if section.norm == "ghost":

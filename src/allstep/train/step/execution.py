@@ -31,19 +31,19 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from allstep.data import Batch
 from allstep.data.cache import cache_folder
 from allstep.errors import ConfigError
 from allstep.files.home import private_folder
 from allstep.norm import SyncBatchNorm
 from allstep.train.step.timing import (
-    Example,
     LossOf,
     Trial,
     TrialModel,
@@ -72,7 +72,7 @@ class Chosen:
 
 def choose(
     model: nn.Module,
-    example: Example,
+    example: Batch,
     loss_of: LossOf,
     world: World,
     modes: Sequence[str] = MODES,
@@ -81,8 +81,8 @@ def choose(
 ) -> Chosen:
     """Switch the model to the fastest of `modes`, the same on all ranks. A collective.
 
-    `example` has input and target of a rank's share of a batch. `loss_of(model, input, target)`
-    returns the loss as the training step computes it. `steps` is the number of timed steps in each
+    `example` is a rank's share of a batch. `loss_of(model, example)` returns
+    the loss as the training step computes it. `steps` is the number of timed steps in each
     mode, `remaining_steps` the number of steps over which the cost of compiling is spread.
     """
     with stage(model, example) as copied:
@@ -97,20 +97,25 @@ def choose(
     return Chosen(name, applied(model, name), seconds, tuple(notes))
 
 
-def settle(model: nn.Module, example: Example, loss_of: LossOf, world: World, name: str) -> Chosen:
+def settle(model: nn.Module, example: Batch, loss_of: LossOf, world: World, name: str) -> Chosen:
     """Switch the model to the mode `name`, or to the next mode that works. A collective.
 
     `example` and `loss_of` are those of `choose`.
     """
     complaints: list[str] = []
     for mode in reversed(MODES[1 : MODES.index(name) + 1]):
-        few = example if mode == COMPILED else (example[0][:2], example[1][:2])
+        few = example if mode == COMPILED else _first_two(example)
         with stage(model, few) as copied:
             trials = together(world, {mode: _trial(copied, mode, loss_of, 0)})
         if trials[mode].works:
             return Chosen(mode, applied(model, mode), {}, tuple(complaints))
         complaints += _complaints(trials)
     return Chosen(PLAIN, applied(model, PLAIN), {}, tuple(complaints))
+
+
+def _first_two(batch: Batch) -> Batch:
+    data, target, samples = batch.data[:2], batch.target[:2], batch.samples[:2]
+    return replace(batch, data=data, target=target, samples=samples, weight=len(data))
 
 
 def decide(trials: Mapping[str, Trial], remaining_steps: float) -> str:

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from allstep.comm.group import agree
+from allstep.data import Batch
 from allstep.errors import ConfigError
 from allstep.machine import Bfloat16, cpu_bfloat16, cpu_flags
 from allstep.train.precision.precision import Precision
 from allstep.train.step import execution
 from allstep.train.step.timing import (
-    Example,
     LossOf,
     Trial,
     fastest,
@@ -34,6 +33,7 @@ from allstep.train.step.timing import (
     stage,
     together,
 )
+from allstep.train.task.task import Task, as_losses
 from allstep.world import World
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
@@ -110,7 +110,9 @@ def _problem(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def time_both(model: nn.Module, example: Example, world: World, name: str) -> Mapping[str, Trial]:
+def time_both(
+    model: nn.Module, example: Batch, task: Task, world: World, name: str
+) -> Mapping[str, Trial]:
     """Measure a training step in float32 and in bfloat16, on a copy of the model. A collective.
 
     `name` is the execution mode; a model that does not work in it is measured in the plain mode.
@@ -119,28 +121,29 @@ def time_both(model: nn.Module, example: Example, world: World, name: str) -> Ma
     plain_only = name == execution.PLAIN
     modes = (execution.PLAIN,) if plain_only else (execution.CHANNELS_LAST, execution.PLAIN)
     for mode in modes:
-        trials = together(world, _time_both(model, example, mode))
+        trials = together(world, _time_both(model, example, task, mode))
         if any(trial.works for trial in trials.values()):
             break
     return trials
 
 
-def _time_both(model: nn.Module, example: Example, mode: str) -> Mapping[str, Trial]:
+def _time_both(model: nn.Module, example: Batch, task: Task, mode: str) -> Mapping[str, Trial]:
     """Measure both precisions on this rank, in the execution mode `mode`."""
     with stage(model, example) as copied:
-        losses = {name: loss_in(Precision(name, example[0].device)) for name in (FLOAT32, BFLOAT16)}
+        device = example.data.device
+        losses = {name: loss_in(Precision(name, device), task) for name in (FLOAT32, BFLOAT16)}
         return {
             name: copied.trial(loss_of, _STEPS, lambda model: execution.applied(model, mode))
             for name, loss_of in losses.items()
         }
 
 
-def loss_in(precision: Precision) -> LossOf:
+def loss_in(precision: Precision, task: Task) -> LossOf:
     """Return a function that computes the loss of a training step in `precision`."""
 
-    def loss_of(model: nn.Module, images: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
         with precision.autocast():
-            return functional.cross_entropy(model(images), target)
+            return as_losses(task.losses(model, batch)).values.mean()
 
     return loss_of
 

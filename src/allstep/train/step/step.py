@@ -3,11 +3,12 @@
 All ranks run the same steps at the same time. In each step a rank takes its share of the global
 batch and computes the gradient of
 
-    (sum of the losses of its share) x ranks / (samples of the global batch)
+    (sum of the losses of its share) x ranks / (sum of the weights of the global batch)
 
-The mean of this gradient over the ranks is the gradient of the mean loss over the global batch, for
-shares of any size: N workers compute what one worker would. The factor is the same on all ranks,
-because a synchronized norm carries gradients from one rank's loss to another rank's samples.
+where a sample weighs 1 unless the task returns weights, which the ranks then add first. The mean of
+this gradient over the ranks is the gradient of the mean loss over the global batch, for shares of
+any size: N workers compute what one worker would. The factor is the same on all ranks, because a
+synchronized norm carries gradients from one rank's loss to another rank's samples.
 
 A step commits in one place (D15). All its collectives come before its first lasting change:
 
@@ -29,12 +30,13 @@ of weights and optimizer is restored (`parallel.updates.undo`).
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from allstep import faults
@@ -44,9 +46,11 @@ from allstep.norm import GhostBatchNorm, SyncBatchNorm
 from allstep.optim import add_noise, seed_step, squared_norm
 from allstep.parallel.injected import flip_bit
 from allstep.parallel.replicated import ReplicatedOptimizer
-from allstep.train.precision.precision import Precision, exact
+from allstep.train.precision.precision import Precision
 from allstep.train.score.evaluate import ToInput
-from allstep.train.task.task import Tally, Task
+from allstep.train.step.split_batch import split
+from allstep.train.task.tally import Tally
+from allstep.train.task.task import Task, as_losses, check_losses, has_weights, sum_of_weights
 
 PHASES = ("input", "compute", "wait", "update")
 
@@ -191,36 +195,62 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
     A share without samples adds no gradients. If layers communicate (synchronized norms), all ranks
     call the model equally often, with empty micro-batches where a rank has no samples.
     """
-    tally, factor = trainer.task.tally(), trainer.precision.scale * trainer.size / num_samples
+    tally = Tally.of_training(trainer.task)
     trainer.not_finite = []
-    weights = (
-        trainer.weigh(batch, num_samples) if trainer.weigh is not None else batch.data.new_ones(0)
-    )
     # From the largest share, so that the number is the same on all ranks.
     largest = max(lengths(num_samples, trainer.shares or even(trainer.size)))
     count = min(trainer.num_micro_batches, largest)
-    micro_batches = (each.tensor_split(count) for each in (batch.data, batch.target, weights))
-    for data, target, weight in zip(*micro_batches, strict=True):
-        if not len(data) and not trainer.layers_communicate:
+    micro_batches: Iterable[Batch] = (_as_input(trainer, each) for each in split(batch, count))
+    total = float(num_samples)
+    if has_weights(trainer.task):
+        micro_batches = list(micro_batches)
+        mine = sum(sum_of_weights(trainer.task, each) for each in micro_batches)
+        total = _sum_over_ranks(trainer, mine)
+    factor = trainer.precision.scale * trainer.size / total if total else 0.0
+    random_weights = (
+        trainer.weigh(batch, num_samples) if trainer.weigh is not None else batch.data.new_ones(0)
+    ).tensor_split(count)
+    for each, weights in zip(micro_batches, random_weights, strict=True):
+        if not each.weight and not trainer.layers_communicate:
             continue
-        images = trainer.to_input(data)
-        target = target.to(images.device)
-        with trainer.precision.autocast():
-            logits = trainer.model(images)
-        logits = exact(logits)
-        losses = trainer.task.training_losses(logits, target)
-        if faults.active is not None and faults.active.has("nan"):
-            losses = losses * math.nan
-        weighed = losses if trainer.weigh is None else losses * weight.to(losses.device)
-        (weighed.sum() * factor).backward()
-        row = int(tally.count)
-        tally.add(losses.detach().sum(), logits.detach(), target)
-        if not math.isfinite(tally.loss):
-            wrong = losses.detach().isfinite().logical_not().nonzero().flatten()
-            trainer.not_finite += [row + each for each in wrong.tolist()]
-        if trainer.measures_first_micro_batch and tally.count == len(target) < batch.weight:
-            trainer.first_micro_batch = _size_of_gradient(trainer, len(target), factor)
+        _backward(trainer, each, weights, factor, tally)
+        if trainer.measures_first_micro_batch and tally.count == each.weight < batch.weight:
+            trainer.first_micro_batch = _size_of_gradient(trainer, each.weight, factor)
     return tally
+
+
+def _as_input(trainer: Trainer, batch: Batch) -> Batch:
+    """Return the batch with the model's input in place of stored samples, on the model's device."""
+    data = trainer.to_input(batch.data)
+    return replace(batch, data=data, target=batch.target.to(data.device))
+
+
+def _sum_over_ranks(trainer: Trainer, mine: float) -> float:
+    if trainer.size == 1:
+        return mine
+    total = torch.tensor(mine, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def _backward(trainer: Trainer, batch: Batch, weights: Tensor, factor: float, tally: Tally) -> None:
+    """Add the gradients of one micro-batch, and add it to the tally."""
+    task = trainer.task
+    with trainer.precision.autocast():
+        found = as_losses(task.losses(trainer.model, batch))
+    losses = found.values
+    check_losses(task, losses, batch.weight)
+    if faults.active is not None and faults.active.has("nan"):
+        losses = losses * math.nan
+    weighed = losses if trainer.weigh is None else losses * weights.to(losses.device)
+    # torch does not annotate `backward`.
+    (weighed.sum() * factor).backward()  # type: ignore[no-untyped-call]
+    row = int(tally.count)
+    weight = sum_of_weights(task, batch) if has_weights(task) else None
+    tally.add(losses.detach().sum(), found.tracked, batch.weight, weight)
+    if not math.isfinite(tally.loss):
+        wrong = losses.detach().isfinite().logical_not().nonzero().flatten()
+        trainer.not_finite += [row + each for each in wrong.tolist()]
 
 
 def _size_of_gradient(trainer: Trainer, count: int, factor: float) -> GradientSize:

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 from allstep.comm.group import agree
 from allstep.console.quantities import milliseconds
+from allstep.data import Batch
 from allstep.errors import AllstepError
 from allstep.world import World
 
-LossOf = Callable[[nn.Module, Tensor, Tensor], Tensor]
-Example = tuple[Tensor, Tensor]
+LossOf = Callable[[nn.Module, Batch], Tensor]
 WORTH_IT = 0.97
 """Largest ratio of an alternative's time to the best before it; a smaller gain counts as noise."""
 COMPILATIONS = 3
@@ -60,7 +60,7 @@ class TrialModel:
     """A copy of the model, on which the alternatives are measured one after the other."""
 
     model: nn.Module
-    example: Example
+    example: Batch
     first_error: Exception | None = None
 
     def trial(
@@ -90,20 +90,20 @@ class TrialModel:
     def _step(self, loss_of: LossOf) -> float:
         started = self._now()
         # torch does not annotate `backward`.
-        loss_of(self.model, *self.example).backward()  # type: ignore[no-untyped-call]
+        loss_of(self.model, self.example).backward()  # type: ignore[no-untyped-call]
         self.model.zero_grad(set_to_none=True)
         return self._now() - started
 
     def _now(self) -> float:
-        if self.example[0].is_cuda:
-            torch.cuda.synchronize(self.example[0].device)
+        if self.example.data.is_cuda:
+            torch.cuda.synchronize(self.example.data.device)
         return time.perf_counter()
 
 
 @contextmanager
-def stage(model: nn.Module, example: Example) -> Iterator[TrialModel]:
+def stage(model: nn.Module, example: Batch) -> Iterator[TrialModel]:
     """Yield a copy of the model for trials, which do not change the run's random numbers."""
-    device = example[0].device
+    device = example.data.device
     with (
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         warnings.catch_warnings(),

@@ -29,10 +29,10 @@ from allstep.train.input.classes import check_same_classes, given_names
 from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Split, open_splits
 from allstep.train.score.evaluate import evaluate
-from allstep.train.task.classification import Classification
+from allstep.train.task.make_task import make_task
 from allstep.train.use.load_run import Trained, find_run, image_transform, make_device, make_trained
 from allstep.train.use.predict import num_at_once
-from allstep.train.watch.events import Score
+from allstep.train.watch.events import Figures, Score
 from allstep.world import World
 
 
@@ -47,6 +47,8 @@ class Reevaluated:
     """Number of samples that the model was trained on."""
     which: Which
     """Weights that were evaluated."""
+    figures: Figures
+    """How the figures of the score are shown."""
     num_bad: int
     """Number of unreadable samples over all ranks, which are not in the score."""
     notes: tuple[str, ...] = ()
@@ -68,13 +70,16 @@ def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
         check_shape(config.model.name, trained.shape, (channels, height, width))
     loader = _loader(config, trained, opened, world, asked.device)
     try:
-        task = Classification(trained.num_classes)
+        task = make_task(config, trained.classes)
         flip = config.evaluation.flip
         score = evaluate(trained.model, loader, trained.to_input, task, flip=flip)
     finally:
         loader.close()
     num_bad = sum(agree.gather(world, loader.num_bad))
-    return Reevaluated(score, opened.where, trained.samples, trained.which, num_bad, trained.notes)
+    figures = task.figures()
+    return Reevaluated(
+        score, opened.where, trained.samples, trained.which, figures, num_bad, trained.notes
+    )
 
 
 def work(asked: Evaluation, launcher: str | None = None) -> Reevaluated | None:

@@ -36,6 +36,7 @@ from allstep.train.folder.existing_run import Which, run_config
 from allstep.train.health.checkpoint_state import check_used
 from allstep.train.input.to_input import ToInput, make_to_input
 from allstep.train.step import build
+from allstep.train.task.make_task import make_task
 
 
 @dataclass(frozen=True)
@@ -233,19 +234,23 @@ def _not_finite(model: nn.Module, path: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class _ImageFacts:
-    """Number of classes and image shape of a model."""
+class _FactsOfRun:
+    """What is known about the data of a run without opening it."""
 
-    num_classes: int
-    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
 
 
 def _model(found: Found) -> nn.Module:
     """Build the model with initial weights, for images of the size in training."""
     channels, height, width = found.facts.get("trained_shape", found.facts["shape"])
-    images = _ImageFacts(len(found.facts["classes"]), (channels, height, width))
+    facts = _FactsOfRun(tuple(found.facts["classes"]), (channels, height, width))
     try:
-        return build.build_model(found.config, images)
+        return build.build_model(found.config, make_task(found.config, facts.classes), facts)
     except ConfigError as error:
         if ":" not in found.config.model.name:
             raise

@@ -14,6 +14,7 @@ The values are reduced over all ranks, so every rank computes them. Only rank 0 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.world import World
@@ -21,16 +22,84 @@ from allstep.world import World
 
 @dataclass(frozen=True)
 class Score:
-    """Quality of the model on some samples, each counted once."""
+    """Quality of the model on some samples, each counted once.
+
+    A metric is an attribute, too: `score.accuracy` is `score.metrics["accuracy"]`.
+    """
 
     loss: float
-    """Mean loss per sample."""
-    accuracy: float
-    """Fraction of samples whose most probable class is right."""
+    """Mean loss: the sum of the losses divided by the sum of the weights, usually the samples."""
     count: int
     """Number of samples."""
-    top5: float = 0.0
-    """Fraction of samples whose class is among the five most probable."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further figures by name, which the task computes."""
+
+    def __getattr__(self, name: str) -> float:
+        # Copying and pickling ask for special methods before there are metrics.
+        if name.startswith("__") or name not in self.metrics:
+            raise AttributeError(f"the score has no metric {name!r}")
+        return self.metrics[name]
+
+    def of(self, name: str) -> float:
+        """Return the metric `name`, or the loss."""
+        return self.loss if name == "loss" else self.metrics[name]
+
+    def to_plain(self) -> dict[str, float]:
+        """Return loss, count and metrics in one mapping, as in the run record."""
+        return {"loss": self.loss, **self.metrics, "count": self.count}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Score":
+        """Return the score of which `plain` is `to_plain`."""
+        metrics = {name: plain[name] for name in plain if name not in ("loss", "count")}
+        return cls(plain["loss"], plain["count"], metrics)
+
+
+Direction = Literal["min", "max"]
+"""Whether a figure is better if it is smaller or larger."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Which figures a task has, and how they are shown."""
+
+    objective: str = "loss"
+    """Name of the figure that decides which model is best."""
+    direction: Direction = "min"
+    unit: str = "samples"
+    """What is counted: samples, images, sentences."""
+    percent: tuple[str, ...] = ()
+    """Metrics between 0 and 1 that are shown as percent."""
+    hidden: tuple[str, ...] = ()
+    """Metrics that are recorded and not shown on the terminal."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Names of metrics on the terminal, where they differ from the names in the record."""
+
+    def text(self, name: str, value: float, digits: int = 1) -> str:
+        """Return the value of a figure as text; `digits` are those of a percentage."""
+        return f"{value:.{digits}%}" if name in self.percent else f"{value:.{digits + 3}g}"
+
+    def label(self, name: str) -> str:
+        """Return the name of a figure on the terminal."""
+        return self.labels.get(name, name)
+
+    def shown(self, score: Score) -> dict[str, float]:
+        """Return the metrics of a score that are shown; the objective is the first of them."""
+        names = [name for name in score.metrics if name not in self.hidden]
+        first = [name for name in names if name == self.objective]
+        return {name: score.metrics[name] for name in dict.fromkeys([*first, *names])}
+
+    def is_better(self, score: Score, best: Score | None) -> bool:
+        """Return whether `score` is better than `best`, the best so far; True for the first."""
+        return best is None or self._signed(score) > self._signed(best)
+
+    def reaches(self, score: Score, goal: float) -> bool:
+        """Return whether `score` is at least as good as `goal`."""
+        return self._signed(score) >= (goal if self.direction == "max" else -goal)
+
+    def _signed(self, score: Score) -> float:
+        value = score.of(self.objective)
+        return value if self.direction == "max" else -value
 
 
 @dataclass(frozen=True)
@@ -77,6 +146,8 @@ class Opening:
     """Samples trained on before: more than 0 in a run that resumes."""
     notes: tuple[str, ...] = ()
     """Further notes for the user, one line each."""
+    figures: Figures = Figures()
+    """The figures of the task, and how they are shown."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +159,9 @@ class Progress:
     samples: int
     """Samples trained on since the start of the run."""
     loss: float
-    """Mean loss per sample of these steps."""
-    accuracy: float
-    """Fraction of the samples of these steps whose most probable class is right."""
+    """Mean loss of these steps."""
+    metrics: Mapping[str, float]
+    """The objective of the task on the samples of these steps, if it is computed in training."""
     lr: float
     """Learning rate of the first parameter group."""
     seconds: float

@@ -13,7 +13,7 @@ from allstep._version import __version__
 from allstep.machine import allowed_cores
 from allstep.runlog import RunLog
 from allstep.train.watch.callback import Callback
-from allstep.train.watch.events import Evaluated, Opening, Progress, Result, Synchronized
+from allstep.train.watch.events import Evaluated, Opening, Progress, Result, Score, Synchronized
 
 
 class Record(Callback):
@@ -57,10 +57,9 @@ class Record(Callback):
 
     def progress(self, progress: Progress) -> None:
         known = {field.name: getattr(progress, field.name) for field in fields(progress)}
-        times = known.pop("times")
-        self._write(
-            "step", **times, **{name: value for name, value in known.items() if value is not None}
-        )
+        times, metrics = known.pop("times"), known.pop("metrics")
+        values = {name: value for name, value in known.items() if value is not None}
+        self._write("step", **times, **values, **metrics)
 
     def evaluated(self, evaluated: Evaluated) -> None:
         if evaluated.num_bad > self._num_bad:
@@ -72,14 +71,13 @@ class Record(Callback):
             self.event(
                 text, epoch=evaluated.epoch, samples=evaluated.samples, num_bad=evaluated.num_bad
             )
-        score = asdict(evaluated.validation)
         self._write(
             "eval",
             part="validation",
             epoch=evaluated.epoch,
             samples=evaluated.samples,
             best=evaluated.is_best,
-            **score,
+            **evaluated.validation.to_plain(),
         )
 
     def synchronized(self, point: Synchronized) -> None:
@@ -93,10 +91,10 @@ class Record(Callback):
 
     def end(self, result: Result) -> None:
         if (train := result.train) is not None:
-            figures = {"samples": train.samples, "seconds": train.seconds, **asdict(train.score)}
-            self._write("eval", part="train", **figures)
-        self._write("eval", part="test", samples=result.samples, **asdict(result.test))
-        self._write("end", **{**asdict(result), "out": str(result.out)})
+            figures = {"samples": train.samples, "seconds": train.seconds}
+            self._write("eval", part="train", **figures, **train.score.to_plain())
+        self._write("eval", part="test", samples=result.samples, **result.test.to_plain())
+        self._write("end", **_with_plain_scores(result))
 
     def close(self) -> None:
         try:
@@ -121,6 +119,15 @@ class Record(Callback):
                     raise
 
 
+def _with_plain_scores(result: Result) -> dict[str, Any]:
+    """Return the fields of a result, each score as one mapping."""
+    known = {each.name: getattr(result, each.name) for each in fields(result)}
+    train = result.train
+    if train is not None:
+        known["train"] = {**asdict(train), "score": train.score}
+    return {**known, "out": str(result.out)}
+
+
 def _plain(value: Any) -> Any:
     """Return `value` as types that JSON has.
 
@@ -130,6 +137,8 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
+    if isinstance(value, Score):
+        return _plain(value.to_plain())
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else str(value)

@@ -19,7 +19,7 @@ it, and the events after it are dropped.
 
 | Tag | Figures |
 |---|---|
-| `loss/*`, `accuracy/*`, `top5/*` | of train, validation and test; train-sample: see below |
+| `loss/*`, each metric such as `accuracy/*` | of train, validation, test; train-sample: below |
 | `rate`, `batch`, `grad_norm`, `noise_scale`, `trust/LAYER` | of the optimizer; `rate` is the lr |
 | `images_per_second`, `seconds_per_epoch` | speed |
 | `input/RANK`, `compute/RANK`, `wait/RANK`, `update/RANK` | fractions of a worker's time |
@@ -136,17 +136,14 @@ def _event(samples: int, figures: Mapping[str, float]) -> _Event:
 
 def _of_score(split: str, score: Score) -> dict[str, float]:
     """Return the figures of a score by tag."""
-    return {
-        f"loss/{split}": score.loss,
-        f"accuracy/{split}": score.accuracy,
-        f"top5/{split}": score.top5,
-    }
+    figures = {"loss": score.loss, **score.metrics}
+    return {f"{name}/{split}": value for name, value in figures.items()}
 
 
 def _of_progress(progress: Progress) -> Iterator[tuple[str, float]]:
     """Yield tags and figures of `progress`."""
     yield "loss/train", progress.loss
-    yield "accuracy/train", progress.accuracy
+    yield from ((f"{name}/train", value) for name, value in progress.metrics.items())
     yield "rate", progress.lr
     yield "batch", progress.batch
     yield "images_per_second", progress.images_per_second

@@ -19,7 +19,7 @@ import contextlib
 import shlex
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,9 @@ from allstep.train.config.initial_weights import initial_weights
 from allstep.train.config.recipes import BASES
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.watch.callback import Callback
-from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score
+from allstep.train.watch.events import Evaluated, Figures, Opening, Pace, Progress, Result, Score
 from allstep.train.watch.sync_line import sync_line
 
-_TOP5_FROM = 11
-"""Number of classes from which top-5 is shown: with fewer it is high by chance."""
 _LISTED = 8
 """Number of workers whose uneven shares are listed; of more, the smallest and the largest."""
 _LINE_INTERVAL = 60.0
@@ -55,7 +53,7 @@ class Display(Callback):
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self.epochs = self.num_train = 1
-        self.with_top5 = False
+        self.figures = Figures()
         self.bar: Bar | None = None
         self.task = TaskID(0)
         self._pace = Pace()
@@ -67,7 +65,7 @@ class Display(Callback):
         self._last["progress"] = time.monotonic()
         self.epochs = opening.config.num_epochs
         self.num_train = max(1, opening.num_samples["train"])
-        self.with_top5 = len(opening.classes) >= _TOP5_FROM
+        self.figures = opening.figures
         if self.console.is_terminal:
             self._start_bar(opening.position)
 
@@ -98,21 +96,21 @@ class Display(Callback):
         epoch = f"{progress.epoch + 1}/{self.epochs}"
         if self.bar is not None:
             self.bar.update(
-                self.task, completed=progress.samples, epoch=epoch, figures=_figures(progress)
+                self.task, completed=progress.samples, epoch=epoch, figures=self._progress(progress)
             )
         elif self._is_time("progress"):
-            self._print(f"epoch {epoch}  {progress.samples:,} samples  {_figures(progress)}")
+            self._print(f"epoch {epoch}  {progress.samples:,} samples  {self._progress(progress)}")
 
     def evaluated(self, evaluated: Evaluated) -> None:
         over, rest = divmod(evaluated.samples, self.num_train)
         epoch = f"{evaluated.samples / self.num_train:.2f}" if rest else f"{over}"
-        validation = f"validation {self._accuracy(evaluated.validation)}"
+        validation = f"validation {self._brief(evaluated.validation)}"
         columns = [
             f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}",
             f"loss {evaluated.train.loss:.3f}",
-            f"accuracy {evaluated.train.accuracy:.1%}",
+            *self._metrics(evaluated.train.metrics),
             f"{validation} best" if evaluated.is_best else f"{validation}     ",
-            f"{self._pace.take(evaluated):,.0f} images/s",
+            f"{self._pace.take(evaluated):,.0f} {self.figures.unit}/s",
             f"{evaluated.seconds:.1f} s",
         ]
         columns += [f"{evaluated.num_bad:,} bad samples skipped"] if evaluated.num_bad else []
@@ -129,7 +127,7 @@ class Display(Callback):
 
     def end(self, result: Result) -> None:
         self.close()
-        figures = name_value_table(final_figures(result, self.with_top5))
+        figures = name_value_table(final_figures(result, self.figures))
         self._write(Padding(figures, (1, 2), expand=False))
         self._print(f"look at it: allstep report {shlex.quote(str(result.out))}")
 
@@ -146,10 +144,28 @@ class Display(Callback):
         self._last[kind] = now
         return True
 
-    def _accuracy(self, score: Score) -> str:
-        """Return the accuracy as text, with top-5 where it is shown."""
-        top5 = f" (top-5 {score.top5:.1%})" if self.with_top5 else ""
-        return f"{score.accuracy:.1%}{top5}"
+    def _progress(self, progress: Progress) -> str:
+        """Return the figures of the progress bar or line."""
+        speed = f"{progress.images_per_second:,.0f} {self.figures.unit}/s"
+        return "  ".join([f"loss {progress.loss:.3f}", *self._metrics(progress.metrics), speed])
+
+    def _metrics(self, metrics: Mapping[str, float]) -> list[str]:
+        """Return the objective in training as a column, if it is computed there."""
+        figures = self.figures
+        known = (name for name in [figures.objective] if name in metrics)
+        return [f"{figures.label(name)} {figures.text(name, metrics[name])}" for name in known]
+
+    def _brief(self, score: Score) -> str:
+        """Return the objective as text, with the other metrics that are shown."""
+        figures = self.figures
+        first = figures.text(figures.objective, score.of(figures.objective))
+        rest = (
+            f"{figures.label(name)} {figures.text(name, value)}"
+            for name, value in figures.shown(score).items()
+            if name != figures.objective
+        )
+        others = ", ".join(rest)
+        return f"{first} ({others})" if others else first
 
     def _print(self, line: str, style: str | None = None) -> None:
         """Print one line of text, without interpretation of markup."""
@@ -220,10 +236,9 @@ def recipe_lines(config: ResolvedConfig) -> list[tuple[str, str]]:
 
 
 def model_line(opening: Opening) -> str:
-    """Return the size of the model, and its work per image if that could be counted."""
-    work = (
-        f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per image" if opening.flop_per_sample else ""
-    )
+    """Return the size of the model, and its work per sample if that could be counted."""
+    each, flop = opening.figures.unit.removesuffix("s"), opening.flop_per_sample
+    work = f", {flop / 1e6:,.1f} MFLOP per {each}" if flop else ""
     return f"{opening.parameters:,} parameters{work}"
 
 
@@ -282,36 +297,37 @@ def warnings(config: ResolvedConfig) -> list[str]:
     return []
 
 
-def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, str]]:
+def final_figures(result: Result, figures: Figures) -> list[tuple[str, str]]:
     """Return names and values of the final table, the test score first."""
-    test, best = result.test, result.best
-    lines = [("test accuracy", f"{test.accuracy:.2%} of {test.count:,} images")]
-    lines += [("test top-5", f"{test.top5:.2%}")] if with_top5 else []
+    test, best, name = result.test, result.best, figures.objective
+    lines = _test_lines(test, figures)
     lines += [
-        ("images/s", f"{result.images_per_second:,.0f}"),
+        (f"{figures.unit}/s", f"{result.images_per_second:,.0f}"),
         ("seconds per epoch", f"{result.seconds_per_epoch:.1f}"),
-        ("validation accuracy", f"{result.validation.accuracy:.2%}"),
+        (f"validation {figures.label(name)}", figures.text(name, result.validation.of(name), 2)),
     ]
     if (train := result.train) is not None:
         of = f"{train.score.count:,} training samples, evaluated in {train.seconds:.2f} s"
-        lines += [("training accuracy", f"{train.score.accuracy:.2%} of {of}")]
-    lines += [("best validation", f"{best.accuracy:.2%}")] if best is not None else []
-    lines += [
-        ("weights tested", f"the {result.chosen} ones"),
-        ("test loss", f"{test.loss:.4f}"),
-        ("total seconds", f"{result.seconds:.1f}"),
-    ]
+        value = figures.text(name, train.score.of(name), 2)
+        lines += [(f"training {figures.label(name)}", f"{value} of {of}")]
+    lines += [("best validation", figures.text(name, best.of(name), 2))] if best is not None else []
+    lines += [("weights tested", f"the {result.chosen} ones")]
+    lines += [("test loss", f"{test.loss:.4f}")] if name != "loss" else []
+    lines += [("total seconds", f"{result.seconds:.1f}")]
     lines += [("bad samples", f"{result.num_bad:,} skipped")] if result.num_bad else []
     lines += [("ended early", result.why)] if result.why else []
     return lines
 
 
-def _figures(progress: Progress) -> str:
-    """Return the figures of the progress bar or line."""
-    return (
-        f"loss {progress.loss:.3f}  accuracy {progress.accuracy:.1%} "
-        f" {progress.images_per_second:,.0f} images/s"
-    )
+def _test_lines(test: Score, figures: Figures) -> list[tuple[str, str]]:
+    """Return the figures of the test: the objective with the number of samples, then the others."""
+    name = figures.objective
+    first = f"{figures.text(name, test.of(name), 2)} of {test.count:,} {figures.unit}"
+    others = [each for each in figures.shown(test) if each != name]
+    return [
+        (f"test {figures.label(name)}", first),
+        *((f"test {figures.label(each)}", figures.text(each, test.of(each), 2)) for each in others),
+    ]
 
 
 def _bar(console: Console) -> Bar:

@@ -18,7 +18,7 @@ from allstep.train.run.opening_event import memory_in_use
 from allstep.train.run.progress_event import event_of
 from allstep.train.run.rounds.round import Surroundings
 from allstep.train.step.step import PHASES
-from allstep.train.task.task import Tally
+from allstep.train.task.tally import Tally
 
 _NUMBERS = 64
 # Where the numbers of a row are: seconds of the phases first, then these, then the tally.

@@ -26,7 +26,7 @@ from allstep.train.run.rounds.round import Agreement, Round, Surroundings
 from allstep.train.run.rounds.share_stream import ShareStream, raise_together
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import reduce_step, update_weights
-from allstep.train.task.task import Tally
+from allstep.train.task.tally import Tally
 
 
 class LocalSteps:
@@ -74,7 +74,7 @@ class _Steps:
 
     def __init__(self, around: Surroundings, shares: ShareStream) -> None:
         self._around, self._shares = around, shares
-        self._tally: Tally = around.job.trainer.task.tally()
+        self._tally = Tally.of_training(around.job.trainer.task)
         self._samples, self._seconds = 0, 0.0
         self.updates = 0
         self.error: UserError | None = None

@@ -35,6 +35,7 @@ from allstep.train.run.rounds.round import Agreement, Surroundings
 from allstep.train.run.rounds.share_stream import raise_together
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import reduce_step, update_weights
+from allstep.train.task.tally import Tally
 from allstep.train.watch.events import PartyFigures, Synchronized
 
 # Seconds in which the parties of a host notice that one is lost.
@@ -61,7 +62,7 @@ class Pushes:
         return shared
 
     def _start_sums(self) -> None:
-        self._tally = self._around.job.trainer.task.tally()
+        self._tally = Tally.of_training(self._around.job.trainer.task)
         self._last = self._around.job.empty_batch()
         self._samples = self._claimed = self._steps = 0
         self._waited = 0.0

@@ -1,8 +1,8 @@
 """What a worker does before it joins an elastic run: everything that needs no other rank.
 
 The others wait for the first step of a worker that joins. So it imports, opens the data, builds
-model and optimizer and computes one step on synthetic data before it asks for its place: torch sets
-up much only then.
+model and optimizer and computes one step on a copy of the model before it asks for its place:
+torch sets up much only then.
 """
 
 import copy
@@ -12,11 +12,13 @@ import torch
 from allstep.train.config.check_sync import check_replacements
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder.claim import as_begun
+from allstep.train.run.example_batch import make_example
 from allstep.train.run.placed_job import Job
 from allstep.train.run.prepare import prepare
 from allstep.train.run.setup import make_job
 from allstep.train.run.train_request import TrainRequest
 from allstep.train.step import build
+from allstep.train.step.precision_choice import loss_in
 from allstep.world import World
 
 _MAX_SAMPLES = 256
@@ -42,16 +44,13 @@ def prepare_standby(
 
 
 def warm_up(job: Job, num_workers: int) -> None:
-    """Compute one step of a copy of the model on synthetic data."""
+    """Compute one step of a copy of the model on samples of no importance."""
     share = min(_MAX_SAMPLES, max(2, -(-job.progress.batch // num_workers)))
+    trainer = job.trainer
     with torch.random.fork_rng(devices=[]):
-        model = copy.deepcopy(job.trainer.model)
+        model = copy.deepcopy(trainer.model)
         optimizer = build.make_optimizer(job.config, model)
-        images = torch.zeros((share, *job.splits.shape), dtype=torch.uint8)
-        targets = torch.zeros(share, dtype=torch.int64)
-        with job.trainer.precision.autocast():
-            outputs = model(job.trainer.to_input(images))
-        losses = job.trainer.task.training_losses(outputs.float(), targets.to(outputs.device))
+        example = make_example(trainer.task, job.splits, trainer.to_input, share)
         # torch does not annotate `backward`.
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        loss_in(trainer.precision, trainer.task)(model, example).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -21,8 +21,8 @@ import allstep
 from allstep.data import ArraySource, Loader, Transform
 from allstep.report.mistakes import read_confusion, read_mistakes
 from allstep.train.score.evaluate import evaluate
-from allstep.train.score.mistakes import Mistakes, to_png
-from allstep.train.task.classification import Classification
+from allstep.train.task.classification import Classification, WrongPredictions
+from allstep.train.task.mistakes import Mistakes, to_png
 from allstep.world import World
 
 NAMES = ("ankle boot", "bag", "coat", "dress", "5 é")
@@ -76,7 +76,7 @@ def evaluate_and_write(n: int, channels: int, keep: int, folder: Path) -> str | 
         loader,
         lambda data: data.float(),
         Classification(logits.shape[1]),
-        mistakes=mistakes,
+        examples=WrongPredictions(mistakes),
     )
     return mistakes.write(folder, world)
 
@@ -227,7 +227,7 @@ def test_a_full_disk_is_reported_and_ends_nothing(
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("allstep.train.score.mistakes.replace_file", full)
+    monkeypatch.setattr("allstep.train.task.mistakes.replace_file", full)
     assert "No space left on device" in (collected(range(2)).write(tmp_path, alone) or "")
 
 
