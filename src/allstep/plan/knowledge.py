@@ -1,4 +1,4 @@
-"""What a calibration says about a cluster: factors, connections and the level of knowledge (D22).
+"""What a calibration shows about a cluster: factors, connections and the level of knowledge (D22).
 
 ```
 contention   all workers of a host, each with its own model, against one alone: memory bus, cores
@@ -9,8 +9,8 @@ beyond       factor on the computation that explains the step over the hosts, wh
              timed; without them the difference is put on the rate of the link
 ```
 
-`measured_parts` reads the first two and the link off a calibration. What steps of workers together
-say is added by `prediction.fitted`.
+`measured_parts` reads the first two and the link off a calibration; `prediction.fitted` adds what
+steps of workers together show.
 """
 
 import math
@@ -63,7 +63,7 @@ class Knowledge:
 
 
 def measured_parts(calibration: Calibration) -> Knowledge:
-    """Return what the measurements say that are not steps of workers together."""
+    """Return what the measurements show that are not steps of workers together."""
     host, hosts = calibration.host, calibration.hosts
     known = Knowledge(0, 1, UNMEASURED_INSIDE, jitter=calibration.jitter)
     if host is not None:
@@ -117,7 +117,7 @@ def usual_compute(host: HostTimes) -> float:
 
 
 def _straggler(host: HostTimes) -> tuple[float, int | None]:
-    """Return how much longer the slowest worker takes, and its rank; 1 if none stands out."""
+    """Return how much longer the slowest worker takes, and its rank; 1 if there is none."""
     if len(host.by_rank) < 2:
         return 1.0, None
     rank = max(range(len(host.by_rank)), key=host.by_rank.__getitem__)

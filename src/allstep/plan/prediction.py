@@ -6,7 +6,7 @@ Calibration ──> Knowledge ──┐
 ```
 
 A step of `workers` workers takes longer than that of one with the same share of the batch. The
-parts say why, and add up to the step:
+parts explain it, and add up to the step:
 
     compute      forward and backward of one worker that has the machine to itself
     contention   what these take longer while the other workers of the host compute, too
@@ -172,7 +172,7 @@ def _busy(
 
 
 def knowledge(calibration: Calibration) -> Knowledge:
-    """Return all that a calibration says, steps of workers together included."""
+    """Return all that a calibration shows, steps of workers together included."""
     known, host, hosts = measured_parts(calibration), calibration.host, calibration.hosts
     if host is not None and host.together is not None:
         asked = Question(host.workers, batch_per_worker=host.independent.batch)
