@@ -32,6 +32,7 @@ from allstep.train.folder.claim import claim_folder
 from allstep.train.folder.existing_run import Evaluation
 from allstep.train.run.loop import train
 from allstep.train.step import build
+from allstep.train.task.make_task import make_task
 from allstep.train.use.evaluate import Reevaluated, reevaluate
 from allstep.train.use.load_run import image_transform
 from allstep.train.use.predict import Prediction, find_images, load_run, predict
@@ -67,7 +68,8 @@ OVERRIDES = [
 def build_model(arguments: Sequence[str], seed: int = 0) -> torch.nn.Module:
     """With running statistics that are not those of a new model."""
     config = read_config("digits", [*OVERRIDES, *arguments, f"seed={seed}"])
-    model = build.build_model(config, Images())  # type: ignore[arg-type]
+    task = make_task(config, ["a", "b", "c"])
+    model = build.build_model(config, task, Images())  # type: ignore[arg-type]
     for name, buffer in model.named_buffers():
         if name.endswith("running_var"):
             buffer.uniform_(0.5, 2)
