@@ -27,7 +27,7 @@ from allstep.report.glance import Glance, glance
 from allstep.report.heat import Heat, trust_heat
 from allstep.report.judge import judge
 from allstep.report.judgement import Judgement
-from allstep.report.landscape import View as LandscapeView
+from allstep.report.landscape import LandscapeView
 from allstep.report.landscape import views as landscape_views
 from allstep.report.run import Run, read_runs
 from allstep.report.scores import COLUMNS, Scores, scores

@@ -1,11 +1,13 @@
 """The result files: what is written is read again, and what is damaged is left out of a report."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from allstep.report.landscape import views
+from allstep.report.landscape.draw import Scale
 from allstep.report.page import write_report
 from allstep.report.run import read_run
 from allstep.study.landscape.point_file import Value
@@ -93,13 +95,13 @@ def test_a_report_shows_contour_surface_and_line(tmp_path: Path) -> None:
         (folder / "landscape").mkdir()
         write_result(folder, around((9, 9), folder.name))
     write_result(folders[0], line(around((9, 9))))
-    (tmp_path / "other").mkdir()
-    pair = [read_run(folder) for folder in (*folders, write(tmp_path / "bare", lines()))]
-    small, large, bare = views(pair)
-    assert small is not None and large is not None and bare is None
-    assert (len(small.images), len(large.images)) == (4, 2)
+    folders.append(write(tmp_path / "bare", lines()))
     page = write_report(folders, tmp_path / "page.html").read_text()
-    assert page.count('src="data:image/png') == 6
+    found = re.findall(r'<img src="data:image/png[^>]*alt="([^"]*)', page)
+    assert [each.split()[0] for each in found] == [
+        *("Contours", "The", "Loss", "Rise"),
+        *("Contours", "The"),
+    ]
     assert "Loss around the weights" in page and "a barrier of 0.7" in page
     assert len(page) < 700_000
 
@@ -126,19 +128,35 @@ def test_damaged_results_are_left_out_with_a_note(tmp_path: Path) -> None:
             *(odd(plain, i) for i in range(60)),
         ]
         for text in texts:
-            file.write_text(text)
+            file.write_bytes(text if isinstance(text, bytes) else text.encode())
             found = read_run(folder)
             shown = found.landscape if name == "around" else found.line
             assert shown is not None or any(
                 note.startswith(f"landscape/{name}.json: ") for note in found.notes
             ), text
-            views([found])
         file.unlink()
 
 
-def test_huge_grids_are_refused(tmp_path: Path) -> None:
+def test_any_number_can_be_drawn(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", lines())
+    plain = around((3, 3)).plain() | {"loss": [[1e300, -5, 0], [None, 1e-320, 3], [1, 2, 1e30]]}
+    (folder / "landscape").mkdir()
+    (folder / "landscape" / "around.json").write_text(json.dumps(plain))
+    (found,) = views([read_run(folder)])
+    assert found is not None and len(found.images) == 2
+    assert len(Scale.of([1e300, -5, None]).levels()) <= 30
+    assert Scale.of([0.02, 30.0]).levels() == [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20]
+    few = Scale.of([1.1, 1.3]).levels()
+    assert len(few) == 9 and 1.1 < few[0] < few[-1] < 1.3
+    assert Scale.of([None]).levels() == [0.2, 0.5, 1, 2, 5]
+    same = Scale.of([2.0, 2.0])
+    assert same.low < min(same.levels()) <= max(same.levels()) < same.high
+
+
+def test_huge_grids_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allstep.study.landscape.result._MAX_POINTS", 100)
     (tmp_path / "landscape").mkdir()
-    plain = around((3,)).plain() | {"loss": [0.1] * 1_000_001}
+    plain = around((3,)).plain() | {"loss": [0.1] * 101}
     (tmp_path / "landscape" / "around.json").write_text(json.dumps(plain))
     with pytest.raises(ValueError, match="of the same points"):
         read_around(tmp_path)

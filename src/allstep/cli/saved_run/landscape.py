@@ -30,7 +30,7 @@ from allstep.console.escape import print_line, print_notice
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:
-    from allstep.study.landscape.asked import Asked, Expected, Outcome
+    from allstep.study.landscape.asked import Asked, Expected, Landscape
 
 _DONE = "ALLSTEP_LANDSCAPE_DONE"
 """Environment variable: path of the file that rank 0 creates once it has printed the result."""
@@ -179,7 +179,7 @@ def _start(num_workers: int) -> int:
     return code
 
 
-def _work(asked: "Asked", launcher: str | None) -> "Outcome | None":
+def _work(asked: "Asked", launcher: str | None) -> "Landscape | None":
     """Compute as a worker, with a progress bar on rank 0; only rank 0 returns the outcome."""
     from allstep.cli.torch_import import import_torch
     from allstep.console.progress_bar import bar
@@ -204,7 +204,7 @@ def _announce(expected: "Expected") -> None:
     )
 
 
-def _show(asked: "Asked", outcome: "Outcome", *, stderr: bool) -> None:
+def _show(asked: "Asked", outcome: "Landscape", *, stderr: bool) -> None:
     """Print the result as a table, and the commands that check and draw it."""
     from allstep.console.rich_table import name_value_table, print_table
     from allstep.study.landscape.summary import around_rows, line_rows
@@ -226,15 +226,15 @@ def _show(asked: "Asked", outcome: "Outcome", *, stderr: bool) -> None:
         print_line(f"check the center: {_eval_command(asked, outcome)}")
 
 
-def _eval_command(asked: "Asked", outcome: "Outcome") -> str:
+def _eval_command(asked: "Asked", outcome: "Landscape") -> str:
     """Return the command that evaluates the center on the same samples."""
     first = asked.first
-    words = ["allstep", "eval", str(first.folder), "--part", first.split]
-    words += ["--samples", str(first.num_samples), "--which", outcome.which]
-    return shlex.join(words)
+    command = ["allstep", "eval", str(first.folder), "--part", first.split]
+    command += ["--samples", str(first.num_samples), "--which", outcome.which]
+    return shlex.join(command)
 
 
-def _draw(asked: "Asked", outcome: "Outcome", file: Path) -> None:
+def _draw(asked: "Asked", outcome: "Landscape", file: Path) -> None:
     """Draw the landscape of the run, and of the second one if it has one on the same grid."""
     from allstep.report.landscape import draw_file
     from allstep.study.landscape.result import read_around

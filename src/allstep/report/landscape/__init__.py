@@ -4,6 +4,6 @@
 --plot`), or as images of a page. The figures come from RUN/landscape (`study.landscape.result`).
 """
 
-from allstep.report.landscape.figures import View, draw_file, views
+from allstep.report.landscape.figures import LandscapeView, draw_file, views
 
-__all__ = ["View", "draw_file", "views"]
+__all__ = ["LandscapeView", "draw_file", "views"]

@@ -16,7 +16,7 @@ from allstep.study.landscape.result import Around, Line, Number
 
 _LEAST = 1e-6
 """Smaller losses are drawn as this one: 0 has no logarithm."""
-_FEWEST_LEVELS, _USUAL_LEVELS = 5, 9
+_FEWEST_LEVELS, _USUAL_LEVELS, _MOST_LEVELS = 5, 9, 30
 _PLACES = (-1, -0.5, 0, 0.5, 1)
 _AXIS = "direction {} (norms of the filters)"
 
@@ -40,7 +40,7 @@ class Scale:
         """Return the losses of the contour lines: 0.1, 0.2, 0.5, 1, ... or more, if few fit."""
         found = list(_one_two_five(self.low, self.high))
         if len(found) >= _FEWEST_LEVELS:
-            return found
+            return found[:: 1 + len(found) // _MOST_LEVELS]
         ratio = self.high / self.low
         return [self.low * ratio ** ((i + 1) / (_USUAL_LEVELS + 1)) for i in range(_USUAL_LEVELS)]
 

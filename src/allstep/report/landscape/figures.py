@@ -33,26 +33,28 @@ class Image:
     source: str
     """The PNG as a data: URL."""
     about: str
-    """Description of the plot, in words."""
+    """Description of the plot."""
 
 
 @dataclass(frozen=True)
-class View:
+class LandscapeView:
     """The landscape of a run as a page shows it."""
 
     images: tuple[Image, ...]
     rows: Rows
-    """Names and values of the figures in words."""
+    """Names and values of the figures."""
 
 
 def draw_file(found: Sequence[Around], line: Line | None, file: Path) -> None:
     """Draw the landscapes of runs, on one scale, and the line between two of them."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     scale, is_flat = _scale(found), len(found[0].grid) == 1
     num_rows = (1 if is_flat else len(found)) + (line is not None)
-    figure = Figure(figsize=(10, 4.4 * num_rows), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.1, w_pad=0.1)
+    figure = Figure(
+        figsize=(10, 4.4 * num_rows), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1)
+    )
     for row, each in enumerate([] if is_flat else found):
         _draw_row(figure, (num_rows, 2, 2 * row + 1), each, scale)
     if is_flat:
@@ -74,7 +76,7 @@ def _draw_row(figure: Any, place: tuple[int, int, int], found: Around, scale: Sc
     draw.surface(figure.add_subplot(rows, columns, first + 1, projection="3d"), found, scale)
 
 
-def views(runs: Sequence[Run]) -> list[View | None]:
+def views(runs: Sequence[Run]) -> list[LandscapeView | None]:
     """Return the view of each run; None for a run without a landscape."""
     found = [run.landscape for run in runs if run.landscape is not None]
     if not found:
@@ -87,14 +89,14 @@ def _scale(found: Sequence[Around]) -> Scale:
     return Scale.of([loss for each in found for loss in (*each.losses, each.center.loss)])
 
 
-def _view(found: Around | None, line: Line | None, scale: Scale) -> View | None:
+def _view(found: Around | None, line: Line | None, scale: Scale) -> LandscapeView | None:
     if found is None:
         return None
     rows, images = around_rows(found), list(_around_images(found, scale))
     if line is not None:
         rows += line_rows(line)
         images += _line_images(line)
-    return View(tuple(images), rows)
+    return LandscapeView(tuple(images), rows)
 
 
 def _around_images(found: Around, scale: Scale) -> list[Image]:
@@ -143,9 +145,19 @@ def _url(figure: Any) -> str:
             spine.set_edgecolor(_GRAY)
         if (legend := axes.get_legend()) is not None:
             legend.get_frame().set_facecolor("none")
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DPI, transparent=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return "data:image/png;base64," + base64.b64encode(_small_png(figure)).decode()
+
+
+def _small_png(figure: Any) -> bytes:
+    """Return the figure as a PNG with a palette: a quarter of the bytes of full colors."""
+    from PIL import Image as PillowImage
+
+    full, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(full, format="png", dpi=_DPI, transparent=True)
+    # This method is the one that keeps the transparency.
+    with PillowImage.open(full) as image:
+        image.quantize(200, PillowImage.Quantize.FASTOCTREE).save(small, "PNG", optimize=True)
+    return small.getvalue()
 
 
 def _is_frame(part: Any) -> bool:

@@ -55,7 +55,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Landscape:
     """The result of a request."""
 
     around: Around

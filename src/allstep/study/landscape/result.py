@@ -78,7 +78,7 @@ class Around:
     run: str
     """Name of the run's folder."""
     statistics: str
-    """How running statistics were treated, in words."""
+    """How running statistics were treated, as text."""
     center: Value
     grid: Grid
     losses: tuple[Number, ...]

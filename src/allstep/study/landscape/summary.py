@@ -49,7 +49,7 @@ def range_text(found: Around) -> str:
 
 
 def flatness_text(flatness: Flatness) -> str:
-    """Return the flatness figure in words."""
+    """Return the flatness figure as text."""
     mean, std, count = flatness.mean, flatness.std, len(flatness.rises)
     where = f"at {DISTANCE:g} of the filters' norm (mean and std of {count} directions)"
     if mean is None:

@@ -6,8 +6,9 @@
 | the line | interpolated | interpolated, if they are floating-point numbers |
 
 Batch norm is where such plots mislead. Moved weights would have other statistics; a plot that
-measures them anew at each point shows another function, and one that keeps them, as here, rises too
-early. On the line the statistics must be interpolated, because those of neither run fit the middle.
+measures them again at each point shows another function, and one that keeps them, as here, rises
+too early. On the line the statistics must be interpolated, because those of neither run fit the
+middle.
 """
 
 import hashlib

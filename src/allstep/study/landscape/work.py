@@ -27,7 +27,7 @@ from allstep.data import Batch
 from allstep.errors import ConfigError
 from allstep.files.lock import LockTaken, locked
 from allstep.study.landscape.allowed import check_allowed, expected_seconds
-from allstep.study.landscape.asked import Asked, Expected, Outcome
+from allstep.study.landscape.asked import Asked, Expected, Landscape
 from allstep.study.landscape.comparable import check_same_model
 from allstep.study.landscape.point_file import (
     FOLDER,
@@ -61,7 +61,7 @@ Progressed = Callable[[int, int], None]
 
 def work(
     asked: Asked, started: Started, progressed: Progressed, launcher: str | None = None
-) -> Outcome | None:
+) -> Landscape | None:
     """Compute a landscape as a worker; only rank 0 returns the outcome.
 
     Rank 0 calls `started` before the first point, and `progressed` with the number of computed
@@ -74,7 +74,7 @@ def work(
     return outcome if world.rank == 0 else None
 
 
-def landscape(asked: Asked, world: World, started: Started, progressed: Progressed) -> Outcome:
+def landscape(asked: Asked, world: World, started: Started, progressed: Progressed) -> Landscape:
     """Compute a landscape on all ranks of `world`. A collective."""
     runs = _load_runs(asked, world)
     with ExitStack() as held:
@@ -186,7 +186,7 @@ class _Job:
         self.settings = agree.rank_0_decides(world, self._settings)
         self.total = sum(num_points(kind, asked.grid) for kind in asked.kinds)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> Landscape:
         """Compute what is missing, and return the results."""
         run, rank_0 = self.asked.first.folder, self.world.rank == 0
         ended, found = agree.rank_0_decides(self.world, self._found)
@@ -300,9 +300,9 @@ class _Job:
 
     def _outcome(
         self, results: Mapping[Kind, Any], files: tuple[Path, ...], notes: tuple[str, ...]
-    ) -> Outcome:
+    ) -> Landscape:
         first = self.runs.trained[0]
-        return Outcome(
+        return Landscape(
             results["around"],
             results.get("line"),
             first.which,
@@ -338,7 +338,7 @@ def _saving(job: _Job, kind: Kind, num_done: int) -> "Iterator[Callable[[str, Va
 
 
 def _treatment(kind: Kind, has_any: bool) -> str:
-    """Return how running statistics were treated, in words."""
+    """Return how running statistics were treated, as text."""
     if not has_any:
         return "the model has none"
     if kind == "line":
