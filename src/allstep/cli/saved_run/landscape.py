@@ -185,7 +185,7 @@ def _work(asked: "Asked", launcher: str | None) -> "Landscape | None":
     from allstep.console.progress_bar import bar
 
     import_torch(optimizers=False)
-    from allstep.study.landscape.work import work
+    from allstep.study.landscape.run_surveys import work
 
     with bar("landscape", "points", on_stdout=True) as shown:
         return work(asked, _announce, lambda done, total: shown(done, total, ""), launcher)

@@ -9,7 +9,7 @@ summary       the result as text                                            (pur
 directions    random directions with the norms of the model's filters       (torch)
 weights       the weights of a point, set in place                          (torch)
 survey        the points of one result, distributed over the workers        (torch)
-work          what a worker does: load, estimate, evaluate, write           (torch)
+run_surveys   what a worker does: load, estimate, evaluate, write           (torch)
 ```
 
 A direction is drawn from (seed, number of the direction, tensor, filter), one worker sums the loss

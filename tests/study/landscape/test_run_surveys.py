@@ -15,7 +15,7 @@ from allstep.files.lock import locked
 from allstep.study.landscape.asked import Asked, Expected
 from allstep.study.landscape.points import Grid, num_points
 from allstep.study.landscape.result import read_line
-from allstep.study.landscape.work import landscape
+from allstep.study.landscape.run_surveys import landscape
 from allstep.train.folder.existing_run import Evaluation
 from allstep.train.use.evaluate import reevaluate
 from support.saved_runs import save_digits_run
