@@ -24,7 +24,7 @@ A lost party stops no other one: locks are freed by the kernel, its claims are g
 barriers do not wait for it. It may leave one push half applied, which the order log marks as torn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -347,10 +347,7 @@ class SharedModel:
     def publish(self) -> None:
         """Make the leader's weights those of all parties. A collective."""
         self._copy.check_parameters()
-        self._agree()
-        if self.rank == self.leader:
-            self._copy.put()
-        self._agree()
+        self._led(self._copy.put)
         self._pull(computes=False)
 
     def state(self) -> dict[int, dict[str, Any]]:
@@ -360,11 +357,22 @@ class SharedModel:
 
     def take_state(self, state: Mapping[Any, Mapping[str, Any]]) -> None:
         """Let the leader's state, by parameter, be the shared one. A collective."""
+        updates = self._copy.updates
+        self._led(lambda: put_state(self._copy.layout, updates.has_state, updates.states, state))
+
+    def _led(self, act: Callable[[], None]) -> None:
+        """Let the leader change shared memory while the others wait. A collective.
+
+        If it is lost before it has finished, the next leader does all of it again.
+        """
         self._agree()
-        if self.rank == self.leader:
-            updates = self._copy.updates
-            put_state(self._copy.layout, updates.has_state, updates.states, state)
-        self._agree()
+        while True:
+            leader = self.leader
+            if self.rank == leader:
+                act()
+            self._agree()
+            if leader in self.living:
+                return
 
     def close(self) -> None:
         """Leave the other parties, which continue. The parameters stay as they are."""
