@@ -107,6 +107,7 @@ class Run:
         """Set what belongs to one world; an elastic run calls it again in each further one."""
         job = self.job
         self.clock, self.since_log, self.reported = Clock(), job.trainer.task.tally(), Reported()
+        self.own_samples = 0
         self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
         # A rank that joins has none, and all ranks must evaluate together.
         self.validation: Score | None = None
@@ -146,6 +147,7 @@ class Run:
             before, updates = progress.samples, progress.updates
             agreed = self.round.go()
             self._note(agreed.outcome, agreed.last, agreed.updates)
+            self.own_samples += agreed.samples
             progress.owes, progress.samples = before, agreed.position
             progress.updates += agreed.updates
             if agreed.lost:
@@ -242,13 +244,15 @@ class Run:
         """Send the callbacks a progress event on what all ranks did since the last one."""
         self.clock.lap("update")
         seconds = sum(self.clock.seconds.values())
-        event = progress_event(self.job, self.clock, self.since_log, self.reported)
+        event = progress_event(
+            self.job, self.clock, self.since_log, self.own_samples, self.reported
+        )
         if event is not None:
             with self._aside("telling"):
                 self.callbacks.progress(event)
         self.training_seconds += seconds
         self.seconds_since_evaluation += seconds
-        self.since_log = self.job.trainer.task.tally()
+        self.since_log, self.own_samples = self.job.trainer.task.tally(), 0
 
     def _evaluate(self) -> bool:
         """Evaluate on the validation split. Return whether the score is the best so far."""

@@ -19,12 +19,15 @@ from allstep.train.task.task import Tally
 from allstep.train.watch.events import Progress
 
 Times = Sequence[Sequence[float]]
-"""Seconds of each phase (rows) by rank."""
+"""Seconds of each phase, then samples (rows) by rank."""
 
 
 @dataclass
 class Reported:
-    """What events within the round have reported already; only rank 0 has any."""
+    """What events within the round have reported already; only rank 0 has any.
+
+    They may have reported samples of a rank that is lost by now, which the whole then lacks.
+    """
 
     tally: Tally | None = None
     times: Times = ()
@@ -61,20 +64,22 @@ def _combined(times: Times, others: Times, sign: int) -> Times:
     ]
 
 
-def progress_event(job: Job, clock: Clock, tally: Tally, reported: Reported) -> Progress | None:
+def progress_event(
+    job: Job, clock: Clock, tally: Tally, samples: int, reported: Reported
+) -> Progress | None:
     """Return the event for the steps since `clock` was restarted, and restart it. A collective.
 
-    `tally` is that of all ranks over the same steps. None if all of it was `reported` already.
+    `tally` is that of all ranks over the same steps, `samples` the number of this rank's. None if
+    all of it was `reported` already, or if there was nothing.
     """
     seconds = sum(clock.seconds.values())
-    mine = torch.tensor([*clock.seconds.values(), memory_in_use()], dtype=torch.float64)
+    mine = torch.tensor([*clock.seconds.values(), samples, memory_in_use()], dtype=torch.float64)
     by_rank = [torch.empty_like(mine) for _ in range(job.world.size)]
     dist.all_gather(by_rank, mine)
     *times, memory = torch.stack(by_rank).T.tolist()
     clock.restart()
-    is_new = reported.tally is None
     tally, rest, seconds = reported.rest(tally, times, seconds)
-    if not (is_new or tally.count):
+    if tally.count <= 0:
         return None
     return event_of(job, job.progress.samples, tally, rest, memory, seconds)
 
@@ -89,8 +94,9 @@ def event_of(
 ) -> Progress:
     """Return the event for a tally of all ranks up to `position`.
 
-    `times` are the seconds of the phases by rank, `memory` the bytes in use by rank.
+    `times` are the seconds of the phases and the samples by rank, `memory` the bytes in use.
     """
+    *phases, counts = times
     score, norms = tally.score(), job.trainer.optimizer.norms
     return Progress(
         epoch=(position - 1) // job.num_train,
@@ -100,9 +106,10 @@ def event_of(
         lr=job.trainer.optimizer.param_groups[0]["lr"],
         seconds=seconds,
         images_per_second=score.count / max(seconds, 1e-9),
-        times={name: list(row) for name, row in zip(PHASES, times, strict=True)},
+        times={name: list(row) for name, row in zip(PHASES, phases, strict=True)},
         memory=[int(each) for each in memory],
         batch=job.progress.batch,
+        counts=[int(each) for each in counts],
         grad_norm=None if norms is None else finite(norms.mean**0.5 / job.trainer.scale),
         noise_scale=finite(job.noise.scale) if job.noise is not None else None,
         trust=_trust_ratios(job),

@@ -103,6 +103,8 @@ class Progress:
     """Bytes of memory in use by each rank."""
     batch: int
     """Samples per update, over all workers."""
+    counts: list[int] | None = None
+    """Samples that each rank processed in these steps."""
     grad_norm: float | None = None
     """Norm of the mean gradient of the last step; None if not measured or not finite."""
     noise_scale: float | None = None

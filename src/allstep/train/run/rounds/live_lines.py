@@ -71,7 +71,7 @@ class LiveLines:
         new = (now - self._at_last).clamp_(min=0)
         reported = around.reported
         tally = like.with_sums(new[:, _TALLY : _TALLY + len(like.sums())].sum(0).tolist())
-        times = new[:, :_MEMORY].T.tolist()
+        times = [*new[:, :_MEMORY].T.tolist(), new[:, _CLAIMED].tolist()]
         seconds = max(0.0, sum(around.clock.seconds.values()) - reported.seconds)
         if not tally.count:
             return

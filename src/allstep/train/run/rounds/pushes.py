@@ -204,7 +204,9 @@ class Pushes:
         if job.world.rank == self._shared.leader:
             self._record(point)
         lost = "; ".join(self._shared.lost.values())
-        return Agreement(outcome, point.position, len(point.pushes), self._last, lost)
+        return Agreement(
+            outcome, point.position, len(point.pushes), self._last, self._claimed, lost
+        )
 
     def _record(self, point: SyncPoint) -> None:
         """Append the round to the order log, and report its figures."""
