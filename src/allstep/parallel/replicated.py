@@ -45,6 +45,7 @@ from allstep.parallel.exchange.own_norms import alone, scale
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.step_errors import NOT_REDUCED, REDUCED, SYNCHRONIZED, UNUSED
 from allstep.parallel.subclass import wrapped
+from allstep.parallel.traffic import Traffic
 from allstep.parallel.updates import ByOwners, EveryRank, Update
 from allstep.parallel.updates.trust_ratios import ratios_of_all
 
@@ -58,6 +59,9 @@ class ReplicatedOptimizer(Optimizer):
         self._exchange: Exchange | None = None
         # Whether there are other ranks to reduce with.
         self._reduces = False
+        self.traffic = Traffic()
+        # The parameters of the last exchange, and the bytes of their gradients.
+        self._exchanged: tuple[set[int], int] = set(), 0
         # By `reduce_gradients` without an `apply` since; all gradients, without a step since.
         self._reduced = self._synchronized = False
         self._clip_norm: float | None = None
@@ -219,10 +223,18 @@ class ReplicatedOptimizer(Optimizer):
 
     def _reduce_with(self, exchange: Exchange) -> None:
         sparse = exchange.reduce(self.weight, wanted=self._wanted())
+        self._count(exchange)
         self._measure(exchange, self._reduce_sparse(sparse, exchange))
         if not exchange.used and not sparse and not self._warned:
             self._warned = True
             warnings.warn(UNUSED.format(len(self._replicas.named)), stacklevel=5)
+
+    def _count(self, exchange: Exchange) -> None:
+        """Count the bytes of the gradients: ours, and those that came back."""
+        if exchange.used != self._exchanged[0]:
+            parameters = [exchange.named[number].parameter for number in exchange.used]
+            self._exchanged = set(exchange.used), sum(each.nbytes for each in parameters)
+        self.traffic.add(self._exchanged[1], self._exchanged[1])
 
     def _reduce_sparse(self, sparse: Sequence[Named], exchange: Exchange) -> list[Tensor]:
         """Reduce gradients that are sparse on some rank, and return the results."""

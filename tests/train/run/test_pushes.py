@@ -114,6 +114,12 @@ def test_a_run_pushes_every_sample_once_and_can_be_replayed(
     for each in record.syncs:
         assert sum(party["samples"] for party in each["parties"].values()) == EPOCH
         assert set(each["parties"]) == {"0", "1"}
+        for party in each["parties"].values():
+            assert party["made"] > party["read"] >= 0
+            assert party["sent"] % party["pushes"] == 0
+            # It receives at each push, at the begin of a round, and at the end of the last one.
+            more = party["received"] // (party["sent"] // party["pushes"]) - party["pushes"]
+            assert more == (1 if each is record.syncs[0] else 2)
     ages = [
         int(age) for each in record.syncs for p in each["parties"].values() for age in p["ages"]
     ]
@@ -123,6 +129,7 @@ def test_a_run_pushes_every_sample_once_and_can_be_replayed(
     positions = [step["samples"] for step in record.steps]
     assert positions == sorted(positions)
     assert len(positions) > 4 and EPOCH in positions
+    assert sum(sum(step["counts"]) for step in record.steps) == pytest.approx(2 * EPOCH, rel=0.02)
     seen = sum(step["images_per_second"] * step["seconds"] for step in record.steps)
     assert seen == pytest.approx(2 * EPOCH, rel=0.02)
     assert [each["samples"] for each in record.checkpoints][-1] == 2 * EPOCH

@@ -97,6 +97,7 @@ class SharedModel:
         self._lines, self._log = memory.lines, memory.log
         self._caller = Caller(self.rank, parties.waiting)
         self._copy = ModelCopy(outer, wrapped, plan, memory.weights, memory.state)
+        self._nbytes = plan.layout.nbytes
         self._gathering = Gathering(
             memory.gathering, self.rank, self.size, options.num_values, averaged, self._barrier
         )
@@ -263,6 +264,7 @@ class SharedModel:
                 if not each.index:
                     self._have = each.num_updates
                     lines.announce(rank, self._have, lines.get(rank, STEPS) + 1)
+        self._outer.traffic.add(self._nbytes, self._nbytes)
         self._copy.bump_versions()
 
     def _begin_push(self, first: Slice, start: int, count: int, place: int, samples: int) -> None:
@@ -295,6 +297,7 @@ class SharedModel:
                     if computes:
                         self._lines.announce(self.rank, self._have, self._slowest())
                 self._copy.pull(each.index)
+        self._outer.traffic.add(0, self._nbytes)
         self._copy.bump_versions()
 
     def _slowest(self) -> int:
