@@ -335,6 +335,8 @@ def _bar(console: Console) -> Bar:
 
 def weights_line(opening: Opening) -> str:
     """Return which workers have a copy of the weights, and what an undo copy takes."""
+    if opening.config.sync.mode.name == "elastic":
+        return "the center on each host, and each worker's own"
     if not opening.config.sync.mode.has_equal_steps:
         return "one copy on each host, to which workers push, and one of each worker"
     if not opening.share_weights:

@@ -43,7 +43,7 @@ _NOTICED_WITHIN = 0.5
 
 
 class Pushes:
-    """Rounds of `sync=async`, `stale:S`, `clock:S` and `lazy:K`."""
+    """Rounds of `sync=async`, `stale:S`, `clock:S`, `lazy:K` and `elastic:H`."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
