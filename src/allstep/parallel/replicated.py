@@ -59,13 +59,10 @@ class ReplicatedOptimizer(Optimizer):
         self._exchange: Exchange | None = None
         # Whether there are other ranks to reduce with.
         self._reduces = False
-        self.traffic = Traffic()
-        # The parameters of the last exchange, and the bytes of their gradients.
-        self._exchanged: tuple[set[int], int] = set(), 0
         # By `reduce_gradients` without an `apply` since; all gradients, without a step since.
         self._reduced = self._synchronized = False
         self._clip_norm: float | None = None
-        self.measure_norms = False
+        self.traffic, self.measure_norms = Traffic(), False
         # Of the last reduction; None if it measured nothing.
         self.norms: GradientNorms | None = None
         self.weight: float | None = None
@@ -93,8 +90,7 @@ class ReplicatedOptimizer(Optimizer):
         """Count the backward passes of a parameter with a hook."""
         self._requires_update.add(parameter)
         self._allreduce_delay[parameter] = self._replicas.passes
-        register = parameter.register_post_accumulate_grad_hook
-        register(self._note)  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def _note(self, parameter: Tensor) -> None:
         """Record that the gradient of a parameter has been accumulated; called by autograd."""
@@ -222,18 +218,11 @@ class ReplicatedOptimizer(Optimizer):
 
     def _reduce_with(self, exchange: Exchange) -> None:
         sparse = exchange.reduce(self.weight, wanted=self._wanted())
-        self._count(exchange)
+        self.traffic.count([each.parameter for each in exchange.named], exchange.used)
         self._measure(exchange, self._reduce_sparse(sparse, exchange))
         if not exchange.used and not sparse and not self._warned:
             self._warned = True
             warnings.warn(UNUSED.format(len(self._replicas.named)), stacklevel=5)
-
-    def _count(self, exchange: Exchange) -> None:
-        """Count the bytes of the gradients: ours, and those that came back."""
-        if exchange.used != self._exchanged[0]:
-            parameters = [exchange.named[number].parameter for number in exchange.used]
-            self._exchanged = set(exchange.used), sum(each.nbytes for each in parameters)
-        self.traffic.add(self._exchanged[1], self._exchanged[1])
 
     def _reduce_sparse(self, sparse: Sequence[Named], exchange: Exchange) -> list[Tensor]:
         """Reduce gradients that are sparse on some rank, and return the results."""
