@@ -10,6 +10,9 @@ models, transports          shapes of published models, what links deliver
 published_runs, read_series     measured series, and the user's own
 levels                      predictions by how much is known
 published_table             predicted against published
+calibration, calibration_file   what was measured of a model on a machine, also as a file
+knowledge                   what a calibration shows about a cluster
+prediction                  speed and parts of a step of a number of workers
 ```
 
 Start with `simulator`.

@@ -12,14 +12,13 @@ smallest run on several hosts is put on the rate of the link, which is at most t
 predicts larger runs better than a factor on the computation does.
 """
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from allstep.costs.speed import Speed
 from allstep.plan.published_runs import PublishedRun
 from allstep.plan.setting import Cluster, Servers
 from allstep.plan.simulator import Step, step
+from allstep.plan.solve import SLOWEST_LINK, falling_to
 
 LEVELS = (0, 1, 2, 3)
 NAMES = (
@@ -38,9 +37,6 @@ JITTER = 0.02
 """Std of a worker's step time where it was not measured."""
 LIBRARY = 1.02
 """Factor for what a step with a library takes longer, where no full host was measured."""
-
-_SLOWEST_LINK = 1e5  # bytes/s
-_STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ def fit_host(run: PublishedRun, known: Known) -> Known:
     def speed(factor: float) -> float:
         return samples_per_second(run, 1, replace(known, compute=factor))
 
-    return replace(known, compute=_solve(speed, run.host, 0.2, 20.0))
+    return replace(known, compute=falling_to(speed, run.host, 0.2, 20.0))
 
 
 def fit_hosts(run: PublishedRun, known: Known) -> Known:
@@ -131,7 +127,9 @@ def fit_hosts(run: PublishedRun, known: Known) -> Known:
     nominal = run.link.bandwidth
     if speed(with_rate(nominal)) <= found:
         return with_rate(nominal)
-    return with_rate(_solve(lambda rate: -speed(with_rate(rate)), -found, _SLOWEST_LINK, nominal))
+    return with_rate(
+        falling_to(lambda rate: -speed(with_rate(rate)), -found, SLOWEST_LINK, nominal)
+    )
 
 
 def _step(run: PublishedRun, hosts: int, known: Known) -> Step:
@@ -141,11 +139,3 @@ def _step(run: PublishedRun, hosts: int, known: Known) -> Step:
         servers: Servers = replace(policy.servers, count=run.servers[hosts])
         policy = replace(policy, servers=servers)
     return step(run.profile.slowed(known.compute), cluster, policy)
-
-
-def _solve(falling: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Return where a function that falls has the value `wanted`, by bisection of the logarithm."""
-    for _ in range(_STEPS):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if falling(middle) > wanted else (low, middle)
-    return math.sqrt(low * high)
