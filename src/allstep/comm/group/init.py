@@ -25,7 +25,7 @@ from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
 from allstep.comm.join.launcher_store import WireStore
 from allstep.comm.join.membership import Membership, membership
-from allstep.errors import CommError, WorldError
+from allstep.errors import CollectiveTimeout, CommError, WorldError
 from allstep.world import World
 
 
@@ -131,7 +131,12 @@ class DefaultGroup:
         self.joined = joined
         self.by_purpose: dict[str, AllstepGroup] = {}
         self.closers: list[weakref.WeakMethod[Callable[[], None]]] = []
-        self._is_ours = _make_group(joined)
+        try:
+            self._is_ours = _make_group(joined)
+        except dist.DistStoreError as error:
+            if not joined.is_elastic:
+                raise
+            raise _late(joined, error) from error
         try:
             # A rank must not leave while another one still connects to it.
             if joined.is_elastic and self._is_ours:
@@ -291,6 +296,22 @@ def _make_group(joined: Joined) -> bool:
         raise
     _allow(limits.timeout)
     return True
+
+
+def _late(joined: Joined, error: dist.DistStoreError) -> CollectiveTimeout:
+    """Return the error about ranks that have joined a world and stopped while it was formed.
+
+    As an error of allstep it lets an elastic run continue: this rank asks for the next world, and
+    the launcher waits for the silent ranks, and kills them in the end.
+    """
+    world, seconds = joined.world, joined.limits.start
+    return CollectiveTimeout(
+        f"init: not all of {world.size} ranks have formed the world within {seconds:g} s ({error});"
+        " look at their output, or raise ALLSTEP_START_TIMEOUT if they start slowly",
+        rank=world.rank,
+        op="init",
+        seconds=seconds,
+    )
 
 
 def _allow(seconds: float) -> None:
