@@ -212,8 +212,9 @@ class ReplicatedOptimizer(Optimizer):
         if self._exchange is None:
             each = self._replicas
             key = f"{each.key()}/{len(self.param_groups)}"
+            group = self._replica_update.gradient_group(self)
             self._exchange = AllReduce(
-                each.group(), key, each.named, each.rule, each.overlap, each.listener
+                group, key, each.named, each.rule, each.overlap, each.listener
             )
         return self._exchange
 

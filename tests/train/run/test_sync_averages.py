@@ -106,3 +106,35 @@ def test_a_dead_worker_does_not_stop_the_run(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_an_error(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         check_config(read_config("digits", overrides), 2)
+
+
+def weights_by_step(hosts: str, overrides: list[str]) -> Any:
+    """Train; return what the last checkpoint has, and the banner's facts."""
+    world, out = allstep.init(), Path.cwd() / "run"
+    config = read_config("digits", [*SHORT, "epochs=1", *overrides])
+    result: Any = train(config, world, out)
+    if world.rank:
+        return None
+    return result.test.accuracy, checkpoint.read(
+        sorted(checkpoint.written(out / "checkpoints"))[-1]
+    )
+
+
+def test_hosts_are_the_parties_of_several_hosts(ranks: Any) -> None:
+    """Two hosts with 2 and 1 workers train as two workers with batches of two thirds and one.
+
+    Reference: the same parties as 2 workers with these shares, each with a host of its own. Sums
+    within a host round otherwise, so values are close and not equal.
+    """
+    overrides = ["sync=local:4", "batch=51", "optimizer.momentum=0.9", "model.norm=none"]
+    found = ranks(3, weights_by_step, "aab", overrides, hosts=list("aab"))[0]
+    shares = ["shares=[2,1]", "sync.parties=workers"]
+    expected = ranks(2, weights_by_step, "ab", [*overrides, *shares], hosts=list("ab"))[0]
+    for name, tensor in expected[1].weights.items():
+        torch.testing.assert_close(found[1].weights[name], tensor, rtol=1e-4, atol=1e-4)
+    momenta = {name: each for name, each in found[1].optimizer.items() if "/party." in name}
+    for name, tensor in momenta.items():
+        if "/party.1." in name:
+            # Workers of a host have one state.
+            assert torch.equal(tensor, found[1].optimizer[name.replace("party.1.", "")]), name
+    assert momenta

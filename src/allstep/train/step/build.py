@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from allstep import norm, optim
-from allstep.comm.group.init import at_shutdown, group_for
+from allstep.comm.group.init import at_shutdown, group_for, host_group_for, num_hosts
+from allstep.comm.group.process_group import AllstepGroup
 from allstep.data import Batch
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
@@ -234,7 +235,17 @@ def make_averaging(
         named = model.named_parameters()
         return [Named(*each) for each in named if not each[1].requires_grad]
 
-    return Averaging(outer=outer, also=frozen, is_on=not mode.from_epoch, keeps_undo=is_elastic)
+    def party() -> AllstepGroup | None:
+        # Asked for in each world: after a loss there may be one host left.
+        return host_group_for("gradients") if section.are_hosts(num_hosts()) else None
+
+    return Averaging(
+        outer=outer,
+        also=frozen,
+        is_on=not mode.from_epoch,
+        keeps_undo=is_elastic,
+        host_group=party,
+    )
 
 
 def outer_note(optimizer: ReplicatedOptimizer) -> list[str]:
