@@ -213,9 +213,8 @@ class ReplicatedOptimizer(Optimizer):
             each = self._replicas
             key = f"{each.key()}/{len(self.param_groups)}"
             group = self._replica_update.gradient_group(self)
-            self._exchange = AllReduce(
-                group, key, each.named, each.rule, each.overlap, each.listener
-            )
+            how = each.rule, each.overlap, each.listener, each.bucket
+            self._exchange = AllReduce(group, key, each.named, *how)
         return self._exchange
 
     def _reduce_with(self, exchange: Exchange) -> None:

@@ -36,8 +36,8 @@ class SyncConfig(Section):
     """Mode: allreduce, server, async, stale:S, clock:S, lazy:K, local:H, local:H:E, diloco:H or
     elastic:H."""
     parties: Literal["auto", "workers", "hosts"] = "auto"
-    """Parties: each worker, or the workers of a host together, which reduce their gradients at every
-    step; auto: hosts if there are several."""
+    """Parties: each worker, or the workers of a host together, which reduce their gradients at
+    every step; auto: hosts if there are several."""
     correct: Literal["none", "lr", "delay"] = "none"
     """Correction for stale gradients: divide the learning rate by the staleness, or estimate the
     gradient at the present weights (DC-ASGD)."""
