@@ -201,7 +201,9 @@ def distribute(
         if parameter.requires_grad
     ]
     number, generation = next(_NUMBERS), world.generation
-    key = f"train/{number}" if generation == 0 else f"train/generation {generation}"
+    # A worker of an elastic run may have made an optimizer before it joined, also the first world.
+    is_counted = generation == 0 and not is_elastic
+    key = f"train/{number}" if is_counted else f"train/generation {generation}"
     replicas = Replicas(
         named,
         lambda: group_for("gradients"),
