@@ -43,11 +43,6 @@ def _common(config: ResolvedConfig) -> None:
                 )
     if section.codec is not None:
         _compressed(config)
-    if section.parties == "hosts" and is_push:
-        raise ConfigError(
-            f"sync.parties=hosts is not available with sync={section.name} yet; omit it, so that"
-            " each worker is a party"
-        )
 
 
 def _compressed(config: ResolvedConfig) -> None:
@@ -116,11 +111,18 @@ def check_replacements(config: RunConfig) -> None:
 
 
 def check_hosts(config: RunConfig, world: World) -> None:
-    """Raise ConfigError if the mode needs all workers on one host, or several, and has others."""
+    """Raise ConfigError if mode, parties and compression do not fit the hosts of the workers."""
     if config.sync.codec is not None and world.local_size == world.size:
         raise ConfigError(
             f"sync.compress={config.sync.compress} compresses what crosses hosts, and this run has"
             " one host, where workers share memory: omit it, or start workers on several hosts"
+        )
+    is_single = config.sync.parties == "hosts" and world.local_size == world.size > 1
+    if is_single and config.sync.name not in ("allreduce", "server"):
+        raise ConfigError(
+            f"sync.parties=hosts makes one party of the {world.size} workers of this host, and"
+            f" sync={config.sync.name} is for several: omit sync.parties, so that each worker is a"
+            " party, or set sync=allreduce"
         )
     if not config.sync.mode.has_equal_steps and world.local_size != world.size:
         raise ConfigError(
