@@ -11,7 +11,7 @@ samples are not a score. The model is in evaluation mode during the evaluation; 
 its modules returns to its previous mode. An error in the data of one rank ends all ranks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -74,6 +74,20 @@ def evaluate(
     if num_cut:
         raise Interrupted
     return mine.with_sums(total).score()
+
+
+@torch.no_grad()
+def tally_alone(
+    model: nn.Module, batches: Iterable[Batch], to_input: ToInput, task: Task, *, flip: bool = False
+) -> Tally:
+    """Return the sums over `batches` on this rank alone, with a model in evaluation mode.
+
+    One rank that has all batches of an `evaluate` gets the same bits. The targets are not checked.
+    """
+    tally, used = Tally(task), WithMirror(model) if flip else model
+    for batch in batches:
+        _count(task, used, batch, to_input(batch.data), tally, None)
+    return tally
 
 
 def _count(

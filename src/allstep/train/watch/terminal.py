@@ -110,7 +110,7 @@ class Display(Callback):
             f"loss {evaluated.train.loss:.3f}",
             *self._metrics(evaluated.train.metrics),
             f"{validation} best" if evaluated.is_best else f"{validation}     ",
-            f"{self._pace.take(evaluated):,.0f} {self.figures.unit}/s",
+            *self._speed(self._pace.take(evaluated)),
             f"{evaluated.seconds:.1f} s",
         ]
         columns += [f"{evaluated.num_bad:,} bad samples skipped"] if evaluated.num_bad else []
@@ -146,8 +146,13 @@ class Display(Callback):
 
     def _progress(self, progress: Progress) -> str:
         """Return the figures of the progress bar or line."""
-        speed = f"{progress.images_per_second:,.0f} {self.figures.unit}/s"
-        return "  ".join([f"loss {progress.loss:.3f}", *self._metrics(progress.metrics), speed])
+        found = [f"loss {progress.loss:.3f}", *self._metrics(progress.metrics)]
+        return "  ".join([*found, *self._speed(progress.images_per_second)])
+
+    def _speed(self, per_second: float) -> list[str]:
+        """Return the column of a speed; none if it is unknown, as right after a loss."""
+        digits = ",.0f" if per_second >= 10 else ".2g"
+        return [f"{per_second:{digits}} {self.figures.unit}/s"] if per_second > 0 else []
 
     def _metrics(self, metrics: Mapping[str, float]) -> list[str]:
         """Return the objective in training as a column, if it is computed there."""
@@ -209,7 +214,9 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
     if num_workers > 1:
         lines += [("weights", weights_line(opening))]
     if config.sync.name != "allreduce":
-        lines += [("sync", sync_line(config, num_workers, servers_text(opening)))]
+        num_hosts = len(set(opening.hosts))
+        text = sync_line(config, num_workers, servers_text(opening), num_hosts)
+        lines += [("sync", text)]
     if opening.precision_why or opening.precision != "float32":
         lines += [("precision", precision_line(opening))]
     lines += [
@@ -347,6 +354,8 @@ def _bar(console: Console) -> Bar:
 
 def weights_line(opening: Opening) -> str:
     """Return which workers have a copy of the weights, and what an undo copy takes."""
+    if opening.config.sync.mode.name == "elastic":
+        return "the center on each host, and each worker's own"
     if not opening.config.sync.mode.has_equal_steps:
         return "one copy on each host, to which workers push, and one of each worker"
     if not opening.share_weights:
