@@ -9,6 +9,7 @@ from allstep.train import read_config
 from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.checkpoint.write_and_read import Snapshot
 from allstep.train.step import build
+from allstep.train.task.make_task import make_task
 
 SMALL = ("model.options.widths=[4]", "model.options.hidden=8", "model.norm=batch")
 
@@ -16,6 +17,7 @@ SMALL = ("model.options.widths=[4]", "model.options.hidden=8", "model.norm=batch
 class _Digits:
     """What `build.build_model` asks of the data."""
 
+    classes = tuple(map(str, range(10)))
     num_classes = 10
     shape = (1, 8, 8)
 
@@ -30,7 +32,8 @@ def save_digits_run(
     folder.mkdir(parents=True)
     config = read_config("digits", [*keys, *arguments, f"seed={seed}"])
     (folder / "config.yaml").write_text(config.to_yaml())
-    model = build.build_model(config, _Digits())
+    facts = _Digits()
+    model = build.build_model(config, make_task(config, facts.classes), facts)
     for name, buffer in model.named_buffers():
         if name.endswith("running_var"):
             buffer.uniform_(0.5, 2)

@@ -19,6 +19,7 @@ from allstep.study.landscape.survey import Loss
 from allstep.study.landscape.weights import Weights, differences, digest
 from allstep.train.task.classification import Classification, hits
 from allstep.train.task.task import Sums
+from support.batches import batch_of
 
 
 def lenet(seed: int = 0, norm: bool = False) -> LeNet:
@@ -30,11 +31,7 @@ def lenet(seed: int = 0, norm: bool = False) -> LeNet:
 def batches(count: int = 12, seed: int = 3) -> list[Batch]:
     torch.manual_seed(seed)
     images, target = torch.randn(count, 1, 8, 8), torch.randint(4, (count,))
-    numbers = np.arange(count)
-    return [
-        Batch(images[at : at + 5], target[at : at + 5], numbers[at : at + 5], 5, 0, at)
-        for at in range(0, count, 5)
-    ]
+    return [batch_of(images[at : at + 5], target[at : at + 5]) for at in range(0, count, 5)]
 
 
 def loss_of(model: nn.Module, second: nn.Module | None = None) -> Loss:

@@ -50,7 +50,7 @@ from allstep.study.landscape.survey import Loss, evaluate_points, seconds_per_po
 from allstep.study.landscape.weights import Weights, digest, has_running_statistics
 from allstep.train.config.run_config import RunConfig
 from allstep.train.folder.existing_run import Evaluation
-from allstep.train.task.classification import Classification
+from allstep.train.task.make_task import make_task
 from allstep.train.use.load_run import Trained, find_run, make_device, make_trained
 from allstep.train.use.samples import make_loader, open_samples
 from allstep.world import World
@@ -134,7 +134,7 @@ def _load_samples(
     """
     opened = open_samples(asked, config, trained)
     loader = make_loader(config, trained, opened, World.alone(), device)
-    task = Classification(trained.num_classes)
+    task = make_task(config, trained.classes)
     try:
         batches = []
         for batch in loader.batches():
@@ -180,7 +180,7 @@ class _Job:
             Weights(first.model, second, asked.seed),
             runs.batches,
             first.to_input,
-            Classification(first.num_classes),
+            make_task(first.config, first.classes),
             first.config.evaluation.flip,
         )
         self.settings = agree.rank_0_decides(world, self._settings)
