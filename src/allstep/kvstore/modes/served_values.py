@@ -1,6 +1,7 @@
 """What all modes with servers do alike: they ask the servers (`store_servers`)."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
@@ -75,6 +76,9 @@ class ServedValues:
         self.servers.set_codecs(codecs)
         self.codecs = codecs
         self.connect(list(self.keys.values()))
+
+    def note_states_file(self, file: Path) -> None:
+        """Do nothing; only a mode that continues without a server needs it."""
 
     def connect(self, added: Sequence[StoredKey]) -> None:
         """Prepare to send these keys."""

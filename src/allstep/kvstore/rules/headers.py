@@ -15,11 +15,14 @@ pull         a: the round that the value must contain (mode sync); c:  the value
              WHOLE, FIRST or DIFFERENCE                                c: what to do with it
 pushpull     a gradient, and as for a pull                             as of a pull
 codecs       the text of `rules.codecs`                                -
+offer        JSON: copies of parts whose server is lost                JSON: which of them to send
+take         such a copy                                               -
 optimizer    JSON: class and settings                                  -
 state        -                                                         JSON: names and forms
 state_value  a: which entry of `state`                                 the value of the entry
 put_state    a: which entry; the value of the entry                    -
-collect      JSON: what all parties call, and a text; a: needs all     JSON: the texts
+collect      JSON: what all parties call, and a text; a: needs all;    JSON: the texts
+             b: the number of the call
 drop         -                                                         -  (forget all parts)
 check        -                                                         -  (answered without text)
 why          -                                                         text of the last error
@@ -72,6 +75,8 @@ class Kind(IntEnum):
     WAKE = 15
     BYE = 16
     CODECS = 17
+    OFFER = 18
+    TAKE = 19
 
 
 ANSWERED = frozenset(
@@ -84,6 +89,7 @@ ANSWERED = frozenset(
         Kind.WHY,
         Kind.CHECK,
         Kind.WAKE,
+        Kind.OFFER,
     )
 )
 

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Store
 from allstep.compression import decode, encoded_nbytes
 from allstep.errors import AllstepError, CommError
 from allstep.kvstore.links.pair import Pair, as_bytes, bytes_text, text_bytes
+from allstep.kvstore.memory.key_memory import KeyShape
 from allstep.kvstore.rules.headers import ANSWERED, DIFFERENCE, FAILED, FIRST, Header, Kind
 from allstep.kvstore.serving.served_store import ServedStore, described
 from allstep.limits import Limits
@@ -62,6 +63,8 @@ class LinkThread:
                 header, text_bytes(self._served.wake(self._party))
             ),
             Kind.WHY: self._why,
+            Kind.OFFER: self._offer,
+            Kind.TAKE: self._take,
         }
         name = f"allstep-link-{party}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -221,9 +224,24 @@ class LinkThread:
         self._payload(header, room)
         done()
 
+    def _offer(self, header: Header) -> None:
+        self._answer(header, text_bytes(self._served.offer(self._party, self._text(header))))
+
+    def _take(self, header: Header) -> None:
+        """Receive a copy: the length of its form as text in `a`, the form, then the value."""
+        data = self._payload(header)
+        key, dtype, shape = json.loads(bytes_text(data[: header.a]))
+        numel = torch.Size(shape).numel()
+        form = KeyShape(key, tuple(shape), getattr(torch, dtype), parts=((0, numel),))
+        value = torch.empty(form.numel, dtype=form.dtype)
+        as_bytes(value).copy_(data[header.a :])
+        self._served.take(header.part, form, value)
+
     def _collect(self, header: Header) -> None:
         what, text = json.loads(self._text(header))
-        found = self._served.collect(self._party, what, text, needs_all=bool(header.a))
+        found = self._served.collect(
+            self._party, what, text, needs_all=bool(header.a), number=header.b
+        )
         self._answer(header, text_bytes(found))
 
     def _why(self, header: Header) -> None:
