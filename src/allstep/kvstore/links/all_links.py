@@ -240,8 +240,8 @@ class Links:
                 f"{text}: lost {name} ({why}), the last server; start again from a checkpoint",
                 rank=self._rank,
             )
-        said = f"{text}: lost {name} ({why}), which had a part of all values"
-        return ServerLost(said, rank=self._rank, server=server)
+        text_of_loss = f"{text}: lost {name} ({why}), which had a part of all values"
+        return ServerLost(text_of_loss, rank=self._rank, server=server)
 
     def _guarded(self, act: Callable[[], T], text: str) -> T:
         """Run `act` in a helper thread and check the servers meanwhile."""

@@ -6,7 +6,8 @@ that are asked for (`serving.takeovers`). Nothing is agreed between workers: eac
 its own next call, and calls for a part wait on the server until the copy is there.
 
 Updates that the lost server had applied and that no worker has pulled since are lost. The
-optimizer's state comes from the states file that was saved or loaded last, else it starts anew.
+optimizer's state comes from the states file that was saved or loaded last, else it starts from
+zero.
 """
 
 import json

@@ -30,7 +30,7 @@ def freshest(offers: Mapping[int, Offer]) -> int | None:
 
 
 def num_lost(offers: Mapping[int, Offer], chosen: int) -> int:
-    """Return the updates that are not in the chosen copy, as far as the offers tell."""
+    """Return the updates that are not in the chosen copy, as far as offers show."""
     best = offers[chosen]
     sent = sum(each.sent for each in offers.values() if each.epoch == best.epoch)
     return max(0, sent - best.version)

@@ -88,7 +88,7 @@ class ServedStore:
         """
         given = json.loads(text)
 
-        def tell(numbers: Sequence[int], ranks: set[int], most: int) -> None:
+        def report(numbers: Sequence[int], ranks: set[int], most: int) -> None:
             copies = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
             slices = f"{len(numbers)} slice{'s' if len(numbers) > 1 else ''}"
             print_notice(
@@ -99,10 +99,10 @@ class ServedStore:
             )
 
         offers = {int(number): Offer(*each) for number, each in given["parts"].items()}
-        return json.dumps(self.takeovers.offer(party, offers, tell))
+        return json.dumps(self.takeovers.offer(party, offers, report))
 
     def take(self, number: int, form: KeyShape, value: Tensor) -> None:
-        """Continue a part of a lost server from a party's copy; its optimizer starts anew."""
+        """Continue a part of a lost server from a party's copy; its optimizer starts from zero."""
         part = ServedPart(form, self._num_hosts, self._bound)
         part.set_value(value, self.announced.num_parties)
         if self._chosen is not None:

@@ -37,12 +37,12 @@ class Takeovers:
         self,
         party: int,
         offers: Mapping[int, Offer],
-        tell: Callable[[Sequence[int], set[int], int], None],
+        report: Callable[[Sequence[int], set[int], int], None],
     ) -> tuple[list[int], list[int]]:
         """Wait for the decision; return the parts to send, and those of which there is no copy.
 
-        tell: called once with the parts of a decision, whose copies they are, and how many updates
-        of a part are lost at most.
+        report: called once with the parts of a decision, whose copies they are, and how many
+        updates of a part are lost at most.
         """
         with self._changed:
             for number, each in offers.items():
@@ -53,7 +53,7 @@ class Takeovers:
             while waiting := [number for number in offers if number not in self._chosen]:
                 due = [number for number in waiting if self._is_due(number)]
                 if due:
-                    self._decide(due, tell)
+                    self._decide(due, report)
                 else:
                     self._changed.wait(_LOOK_SECONDS)
         mine = [number for number in offers if self._chosen[number] == party]
@@ -64,7 +64,7 @@ class Takeovers:
         return is_late or set(self._calls.living) <= set(self._offers[number])
 
     def _decide(
-        self, numbers: Sequence[int], tell: Callable[[Sequence[int], set[int], int], None]
+        self, numbers: Sequence[int], report: Callable[[Sequence[int], set[int], int], None]
     ) -> None:
         most, ranks = 0, set[int]()
         for number in numbers:
@@ -74,7 +74,7 @@ class Takeovers:
                 ranks.add(chosen)
                 most = max(most, num_lost(offers, chosen))
         self._changed.notify_all()
-        tell(numbers, ranks, most)
+        report(numbers, ranks, most)
 
     def arrived(self, number: int) -> None:
         """Note that the value of a part is here."""
