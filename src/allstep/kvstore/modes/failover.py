@@ -22,8 +22,8 @@ from allstep.errors import AllstepError, PeerLost
 from allstep.kvstore.links.all_links import Request
 from allstep.kvstore.links.pair import as_bytes, text_bytes
 from allstep.kvstore.links.server_loss import ServerLost
-from allstep.kvstore.memory.key_memory import StoredKey, short
-from allstep.kvstore.modes.store_servers import StoreServers
+from allstep.kvstore.memory.key_memory import StoredKey
+from allstep.kvstore.modes.store_servers import StoreServers, part_text
 from allstep.kvstore.rules.headers import Header, Kind
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.offers import NONE, Offer
@@ -177,9 +177,6 @@ class Failover:
 
 def _taken(stored: StoredKey, part: PlacedPart) -> Request:
     """Return the request with this worker's copy of a part."""
-    start, end = part.span
-    is_whole = (start, end) == (0, stored.form.numel)
-    shape = list(stored.shape) if is_whole else [end - start]
-    form = text_bytes(json.dumps([stored.key, short(stored.dtype), shape]))
-    payload: Tensor = torch.cat([form, as_bytes(stored.flat[start:end])])
+    form = text_bytes(part_text(stored.form, part))
+    payload: Tensor = torch.cat([form, as_bytes(stored.flat[slice(*part.span)])])
     return Request(part.server, Header(Kind.TAKE, part.number, a=form.numel()), payload)

@@ -20,7 +20,6 @@ from torch._C._distributed_c10d import Store
 from allstep.compression import decode, encoded_nbytes
 from allstep.errors import AllstepError, CommError
 from allstep.kvstore.links.pair import Pair, as_bytes, bytes_text, text_bytes
-from allstep.kvstore.memory.key_memory import KeyShape
 from allstep.kvstore.rules.headers import ANSWERED, DIFFERENCE, FAILED, FIRST, Header, Kind
 from allstep.kvstore.serving.served_store import ServedStore, described
 from allstep.limits import Limits
@@ -50,6 +49,8 @@ class LinkThread:
             Kind.PUSH: self._push,
             Kind.PULL: self._pull,
             Kind.PUSHPULL: self._pushpull,
+            Kind.PUSH_ROWS: self._push_rows,
+            Kind.PULL_ROWS: self._pull_rows,
             Kind.OPTIMIZER: self._optimizer,
             Kind.CODECS: lambda header: self._served.set_codecs(self._text(header)),
             Kind.STATE: self._state,
@@ -131,7 +132,7 @@ class LinkThread:
         if header.kind not in ANSWERED:
             return
         # The worker waits for as many bytes as it asked for.
-        is_data = header.kind in (Kind.PULL, Kind.PUSHPULL, Kind.STATE_VALUE)
+        is_data = header.kind in (Kind.PULL, Kind.PUSHPULL, Kind.PULL_ROWS, Kind.STATE_VALUE)
         nbytes = header.b if is_data else 0
         answer = Header(Kind.ANSWER, header.part, status=FAILED)
         self._pair.send(answer, torch.empty(nbytes, dtype=torch.uint8))
@@ -167,6 +168,7 @@ class LinkThread:
 
     def _push(self, header: Header) -> None:
         if self._served.is_sync:
+            self._served.wait_for_turn(self._party, header.part)
             self._gradient(header, self._served.room(self._party, header.part))
             self._served.contribute(self._party, header.part)
         else:
@@ -202,6 +204,24 @@ class LinkThread:
         self._push(header)
         self._pull(header)
 
+    def _push_rows(self, header: Header) -> None:
+        part = self._served.part(header.part)
+        if self._served.is_sync:
+            self._served.wait_for_turn(self._party, header.part)
+        rows = part.rows_in(self._payload(header), header.a)
+        if self._served.is_sync:
+            self._served.contribute(self._party, header.part, rows)
+        else:
+            self._served.push(self._party, header.part, rows)
+
+    def _pull_rows(self, header: Header) -> None:
+        part = self._served.part(header.part)
+        numbers = self._payload(header).view(torch.int64)
+        if self._served.is_sync:
+            self._served.wait_for_round(header.part, header.a)
+        values, version = part.copy_rows(self._party, numbers)
+        self._answer(header, as_bytes(values), version)
+
     def _scratch_for(self, dtype: torch.dtype, numel: int) -> Tensor:
         """Return memory that the next message overwrites: one is received or sent at a time."""
         found = self._scratch.get(dtype)
@@ -230,12 +250,7 @@ class LinkThread:
     def _take(self, header: Header) -> None:
         """Receive a copy: the length of its form as text in `a`, the form, then the value."""
         data = self._payload(header)
-        key, dtype, shape = json.loads(bytes_text(data[: header.a]))
-        numel = torch.Size(shape).numel()
-        form = KeyShape(key, tuple(shape), getattr(torch, dtype), parts=((0, numel),))
-        value = torch.empty(form.numel, dtype=form.dtype)
-        as_bytes(value).copy_(data[header.a :])
-        self._served.take(header.part, form, value)
+        self._served.take(header.part, bytes_text(data[: header.a]), data[header.a :])
 
     def _collect(self, header: Header) -> None:
         what, text = json.loads(self._text(header))
