@@ -30,7 +30,8 @@ def _number(value: object) -> Fraction:
     """Return the exact value of a number, or of a text such as "1/64"; 0 for anything else."""
     if isinstance(value, str) and _TEXT.fullmatch(value.strip()):
         above, _, below = value.partition("/")
-        return Fraction(above) / (int(below or 1) or MOST * MOST)
+        divisor = int(below or 1)
+        return Fraction(above) / divisor if divisor else Fraction(0)
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST:
         return Fraction(repr(value))
     return Fraction(0)
