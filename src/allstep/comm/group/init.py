@@ -14,9 +14,11 @@ import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from allstep.comm.group.backend import create_apart
 from allstep.comm.group.joined import Joined, join_ranks
@@ -158,6 +160,30 @@ class DefaultGroup:
             )
         return self.by_purpose[purpose]
 
+    def host_group_for(self, purpose: str) -> AllstepGroup | None:
+        """Return the group of the ranks of this host; None if this rank is alone on it."""
+        members, name = self._on_host, f"{purpose} of a host"
+        if len(members) == 1:
+            return None
+        if name not in self.by_purpose:
+            joined, limits = self.joined, self.joined.limits
+            store = PrefixStore(str(members[0]), joined.fresh_store(f"group for {name}"))
+            self.by_purpose[name] = create_apart(
+                store, f"allstep {name}", joined.world.rank, members, limits.start, limits.timeout
+            )
+        return self.by_purpose[name]
+
+    @cached_property
+    def num_hosts(self) -> int:
+        """The number of hosts of the world."""
+        return len(set(self.joined.nodes))
+
+    @cached_property
+    def _on_host(self) -> list[int]:
+        """The ranks of this host."""
+        nodes, own = self.joined.nodes, self.joined.world.rank
+        return [rank for rank, node in enumerate(nodes) if node == nodes[own]]
+
     def close(self) -> None:
         """Call the registered closers, then destroy the groups."""
         for closer in self.closers:
@@ -253,6 +279,18 @@ def group_for(purpose: str) -> AllstepGroup:
     if _session.default is None:
         raise WorldError(f"a group for {purpose}: call allstep.init() first")
     return _session.default.group_for(purpose)
+
+
+def host_group_for(purpose: str) -> AllstepGroup | None:
+    """Return a group of the ranks of this host, as `group_for` does; None if there is only one."""
+    if _session.default is None:
+        raise WorldError(f"a group for {purpose}: call allstep.init() first")
+    return _session.default.host_group_for(purpose)
+
+
+def num_hosts() -> int:
+    """Return the number of hosts of the world; 1 before `init`."""
+    return 1 if _session.default is None else _session.default.num_hosts
 
 
 def at_shutdown(close: Callable[[], None]) -> None:

@@ -8,18 +8,23 @@ same form and in the order of requests; the others get none, so a push costs one
 ===========  ========================================================  ========================
 request      payload, numbers                                          answer
 ===========  ========================================================  ========================
-init         JSON: key, dtype, shape of the part (`describe_part`)      -
+init         JSON: key, dtype, shape, first element, width of rows     -
 value        the value of a new part                                   -
 push         a gradient (the sum of a host, in mode sync)              -
 pull         a: the round that the value must contain (mode sync); c:  the value; a: version;
              WHOLE, FIRST or DIFFERENCE                                c: what to do with it
 pushpull     a gradient, and as for a pull                             as of a pull
+push_rows    a: number of rows; their numbers, int64, and elements     -
+pull_rows    int64 numbers of rows; a: the round                       their elements; a: version
 codecs       the text of `rules.codecs`                                -
+offer        JSON: copies of parts whose server is lost                JSON: which of them to send
+take         such a copy                                               -
 optimizer    JSON: class and settings                                  -
 state        -                                                         JSON: names and forms
 state_value  a: which entry of `state`                                 the value of the entry
 put_state    a: which entry; the value of the entry                    -
-collect      JSON: what all parties call, and a text; a: needs all     JSON: the texts
+collect      JSON: what all parties call, and a text; a: needs all;    JSON: the texts
+             b: the number of the call
 drop         -                                                         -  (forget all parts)
 check        -                                                         -  (answered without text)
 why          -                                                         text of the last error
@@ -72,11 +77,16 @@ class Kind(IntEnum):
     WAKE = 15
     BYE = 16
     CODECS = 17
+    OFFER = 20
+    TAKE = 21
+    PUSH_ROWS = 18
+    PULL_ROWS = 19
 
 
 ANSWERED = frozenset(
     (
         Kind.PULL,
+        Kind.PULL_ROWS,
         Kind.PUSHPULL,
         Kind.STATE,
         Kind.STATE_VALUE,
@@ -84,6 +94,7 @@ ANSWERED = frozenset(
         Kind.WHY,
         Kind.CHECK,
         Kind.WAKE,
+        Kind.OFFER,
     )
 )
 
