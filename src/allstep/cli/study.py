@@ -259,7 +259,6 @@ def sync(
     trust: Trust = False,
 ) -> None:
     """Compare accuracy, throughput and time to a goal of modes between sync and async."""
-    from allstep.machine import allowed_cores
     from allstep.study import StudyFolder
     from allstep.study.sync.modes import parse_faults, parse_modes
     from allstep.study.sync.study import SET, SyncGrid
@@ -286,10 +285,7 @@ def sync(
     check_data(config, [batch])
     folder = StudyFolder(out or _default_folder(recipe, "sync"))
     asked = replace(asked, precision=_one_precision(config, folder))
-    lanes = jobs or max(1, allowed_cores() // parties)
-    _answer(
-        asked.study(), lambda results: SyncTable(asked, results), folder, lanes, retry, estimate
-    )
+    _answer(asked.study(), lambda results: SyncTable(asked, results), folder, jobs, retry, estimate)
 
 
 def _split(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
@@ -336,8 +332,8 @@ def _answer(
     """Run the study, then write and print its findings, also after an interruption.
 
     Exit with 130 after Ctrl-C, with RESUBMIT if runs stopped early and saved, with 1 if
-    a run failed without having diverged. `jobs` is the number of simultaneous runs (default: one
-    per core). With `estimate`, stop once the remaining time is known.
+    a run failed without having diverged. `jobs` is the number of simultaneous runs (default: as
+    many as have a core for each worker). With `estimate`, stop once the remaining time is known.
     """
     from allstep.launch import RESUBMIT
     from allstep.machine import allowed_cores
@@ -347,7 +343,8 @@ def _answer(
     from allstep.study.results import has_diverged
     from allstep.study.runner import collect
 
-    lanes, interrupted = jobs or allowed_cores(), False
+    needed = max((trial.cores for trial in asked.wanted({})), default=1)
+    lanes, interrupted = jobs or max(1, allowed_cores() // needed), False
     try:
         with shown(lanes) as callback:
             results = run(
@@ -357,6 +354,8 @@ def _answer(
                 callback,
                 lambda state: estimate and state.seconds_left is not None,
                 retry,
+                # A number of simultaneous runs that the user gives counts.
+                cores=None if jobs else allowed_cores(),
             )
     except KeyboardInterrupt:
         interrupted, results = True, collect(asked, folder)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from allstep.console.quantities import figure, milliseconds, seconds
-from allstep.report.series import counts, samples_per_epoch, steps
-from allstep.report.split import PHASES, timed
-from allstep.report.worlds import World, worlds
 from allstep.runlog import Fields, RunRecord, number
+from allstep.study.recorded.series import counts, samples_per_epoch, steps
+from allstep.study.recorded.split import PHASES, timed
+from allstep.study.recorded.worlds import World, worlds
 from allstep.train.watch.straggler_report import advice
 from allstep.train.watch.straggler_watch import NETWORK, Interval, Straggler, StragglerWatch
 

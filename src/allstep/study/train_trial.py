@@ -47,6 +47,7 @@ def training(
         seconds=config.num_epochs * _EPOCH_SECONDS * (1 + _STEP_SAMPLES / config.batch),
         epochs=config.num_epochs,
         settings=_digest(config, num_workers, options),
+        cores=num_workers,
         facts=facts,
     )
 

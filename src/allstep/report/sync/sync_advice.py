@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from allstep.console.quantities import figure, percent, plural
 from allstep.report.judgement import Judgement
-from allstep.report.split import Split
 from allstep.report.sync.party_figures import training_seconds
 from allstep.runlog import RunRecord, kept
+from allstep.study.recorded.split import Split
 from allstep.train.watch.recorded_sync import RecordedSync, parties_of, recorded_sync
 
 GAIN = 1.1
