@@ -15,6 +15,7 @@ from allstep.cli.run import run
 from allstep.cli.saved_run.eval import eval_
 from allstep.cli.saved_run.predict import predict
 from allstep.cli.saved_run.replay import replay
+from allstep.cli.scale import scale
 from allstep.cli.shortage import check_memory
 from allstep.cli.study import study
 from allstep.cli.train import train
@@ -29,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_NEED_TORCH = ("train", "verify", "replay", "eval", "predict", "study")
+_NEED_TORCH = ("train", "verify", "replay", "eval", "predict", "study", "scale")
 
 
 def _version(asked: bool) -> None:
@@ -60,6 +61,7 @@ app.command()(verify)
 app.command()(replay)
 app.command()(report)
 app.command()(plan)
+app.command()(scale)
 app.command()(predict)
 app.command("eval")(eval_)
 app.add_typer(study)

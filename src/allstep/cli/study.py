@@ -167,7 +167,7 @@ def batch(
     from allstep.study.batch.table import BatchTable
     from allstep.study.train_trial import check_data, found, refuse_overrides
 
-    recipe, overrides = _split(arguments, trust)
+    recipe, overrides = split_words(arguments, trust)
     refuse_overrides(overrides, SET)
     config, named = found(recipe, overrides, data)
     tried = chosen([name.strip() for name in remedies.split(",") if name.strip()], remedy or [])
@@ -183,11 +183,9 @@ def batch(
     )
     asked.study()
     check_data(config, sizes)
-    folder = StudyFolder(out or _default_folder(recipe, "batch"))
-    asked = replace(asked, precision=_one_precision(config, folder))
-    _answer(
-        asked.study(), lambda results: BatchTable(asked, results), folder, jobs, retry, estimate
-    )
+    folder = StudyFolder(out or default_folder(recipe, "batch"))
+    asked = replace(asked, precision=shared_precision(config, folder))
+    answer(asked.study(), lambda results: BatchTable(asked, results), folder, jobs, retry, estimate)
 
 
 @study.command()
@@ -215,7 +213,7 @@ def updates(
     from allstep.study.updates.study import SET, UpdatesSearch
     from allstep.study.updates.table import UpdatesTable
 
-    recipe, overrides = _split(arguments, trust)
+    recipe, overrides = split_words(arguments, trust)
     refuse_overrides(overrides, SET)
     config, named = found(recipe, overrides, data)
     sizes = parse_batches(batches)
@@ -235,9 +233,9 @@ def updates(
     # Report errors in the first runs before a study folder exists.
     asked.study().wanted({})
     check_data(config, sizes)
-    folder = StudyFolder(out or _default_folder(recipe, "updates"))
-    asked = replace(asked, precision=_one_precision(config, folder))
-    _answer(
+    folder = StudyFolder(out or default_folder(recipe, "updates"))
+    asked = replace(asked, precision=shared_precision(config, folder))
+    answer(
         asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate
     )
 
@@ -265,7 +263,7 @@ def sync(
     from allstep.study.sync.table import SyncTable
     from allstep.study.train_trial import check_data, found, refuse_overrides
 
-    recipe, overrides = _split(arguments, trust)
+    recipe, overrides = split_words(arguments, trust)
     refuse_overrides(overrides, SET)
     tried, faulty = parse_modes(modes), parse_faults(faults)
     config, named = found(recipe, overrides, data)
@@ -283,12 +281,12 @@ def sync(
     )
     asked.study()
     check_data(config, [batch])
-    folder = StudyFolder(out or _default_folder(recipe, "sync"))
-    asked = replace(asked, precision=_one_precision(config, folder))
-    _answer(asked.study(), lambda results: SyncTable(asked, results), folder, jobs, retry, estimate)
+    folder = StudyFolder(out or default_folder(recipe, "sync"))
+    asked = replace(asked, precision=shared_precision(config, folder))
+    answer(asked.study(), lambda results: SyncTable(asked, results), folder, jobs, retry, estimate)
 
 
-def _split(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
+def split_words(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
     """Return the recipe or config file, and the KEY=VALUE overrides with trust=true for --trust."""
     from allstep.errors import ConfigError
     from allstep.train.config.read_config import split_arguments
@@ -302,12 +300,12 @@ def _split(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
     return sources[0], [*overrides, "trust=true"] if trust else overrides
 
 
-def _default_folder(recipe: str, question: str) -> Path:
+def default_folder(recipe: str, question: str) -> Path:
     """Return the default study folder. Its name has no time, so the same command finds it again."""
     return Path("studies") / f"{Path(recipe).stem}-{question}"
 
 
-def _one_precision(config: "RunConfig", folder: "StudyFolder") -> str | None:
+def shared_precision(config: "RunConfig", folder: "StudyFolder") -> str | None:
     """Return the precision for every run, or None if the recipe sets one.
 
     Print a line with the precision that was chosen for this machine.
@@ -321,7 +319,7 @@ def _one_precision(config: "RunConfig", folder: "StudyFolder") -> str | None:
     return precision.name
 
 
-def _answer(
+def answer(
     asked: "Study",
     findings: "Callable[[Results], Findings]",
     folder: "StudyFolder",
