@@ -3,7 +3,6 @@
 After an interruption, the same command resumes the study.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,16 +10,8 @@ import typer
 
 from allstep.cli.options import DataFolder, Ssh, Trust
 from allstep.cli.output_file import check_output, write_text
-from allstep.cli.study import (
-    Arguments,
-    Estimate,
-    Out,
-    Retry,
-    answer,
-    default_folder,
-    shared_precision,
-    split_words,
-)
+from allstep.cli.study import Arguments, Estimate, Out, Retry
+from allstep.cli.study_run import Runs, begin, run
 
 if TYPE_CHECKING:
     from allstep.study.scale.table import ScaleTable
@@ -96,26 +87,22 @@ def scale(
     """
     from allstep.machine import allowed_cores
     from allstep.plan.transports import read_link
-    from allstep.study import StudyFolder
     from allstep.study.scale.study import SET, ScaleRounds, parse_workers
     from allstep.study.scale.table import ScaleTable
-    from allstep.study.train_trial import check_data, found, refuse_overrides
+    from allstep.study.train_trial import check_data
 
     check_output("--json", json, "JSON")
     check_output("--plot", plot, "a drawing")
     numbers = parse_workers(workers)
     named_link = None if link is None else read_link(link)
-    recipe, overrides = split_words(arguments, trust)
     own = {**SET, **({"batch": "give --batch-per-worker alone"} if batch_per_worker else {})}
-    refuse_overrides(overrides, own)
-    config, named = found(recipe, overrides, data)
+    begun = begin(arguments, trust, own, data)
     asked = ScaleRounds(
-        recipe=recipe,
-        overrides=(*named, *(each for each in overrides if not each.startswith("batch="))),
+        recipe=begun.recipe,
+        overrides=tuple(each for each in begun.overrides if not each.startswith("batch=")),
         workers=numbers,
         rounds=rounds,
-        batch=batch_per_worker or config.resolved(1).batch,
-        num_train=1,
+        batch=batch_per_worker or begun.config.resolved(1).batch,
         cores=allowed_cores(),
         per_worker=batch_per_worker is not None,
         hosts=hosts,
@@ -126,22 +113,16 @@ def scale(
     )
     asked.check()
     asked.study()
-    num_train = check_data(config, [asked.batch_of(numbers[-1])])
-    folder = StudyFolder(out or default_folder(recipe, "scale"))
-    asked = replace(asked, num_train=num_train, precision=shared_precision(config, folder))
-    tables: list[ScaleTable] = []
+    num_train = check_data(begun.config, [asked.batch_of(numbers[-1])])
 
-    def findings(results: "Results") -> "ScaleTable":
-        tables.append(ScaleTable(asked, results))
-        return tables[-1]
+    def findings(asked: ScaleRounds, results: "Results") -> ScaleTable:
+        table = ScaleTable(asked, results, num_train)
+        write_text("--json", json, _document(table))
+        if plot is not None:
+            table.draw(plot)
+        return table
 
-    try:
-        answer(asked.study(), findings, folder, 1, retry, estimate)
-    finally:
-        for table in tables:
-            write_text("--json", json, _document(table))
-            if plot is not None:
-                table.draw(plot)
+    run(asked, findings, "scale", begun, Runs(out, 1, retry, estimate))
 
 
 def _document(table: "ScaleTable") -> str:

@@ -25,7 +25,6 @@ GRID = ScaleRounds(
     workers=(1, 2, 4),
     rounds=2,
     batch=BATCH,
-    num_train=1000,
     cores=2,
 )
 
@@ -59,7 +58,7 @@ def results(grid: ScaleRounds, **steps: tuple[float, float]) -> Results:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    table = ScaleTable(GRID, results(GRID, w1=(0.41, 0.40), w2=(0.22, 0.20)))
+    table = ScaleTable(GRID, results(GRID, w1=(0.41, 0.40), w2=(0.22, 0.20)), 1000)
     two = table.rows[1]
     assert [each.workers for each in table.rows] == [1, 2]
     assert table.ratios(two) == pytest.approx([0.41 / 0.22, 0.81 / 0.43])
@@ -69,7 +68,7 @@ def test_ratios_are_taken_within_a_round() -> None:
 @pytest.mark.parametrize("per_worker", [False, True])
 def test_the_losses_add_up(per_worker: bool) -> None:
     grid = replace(GRID, per_worker=per_worker, batch=24 if per_worker else 96)
-    table = ScaleTable(grid, results(grid, w1=(0.41, 0.40), w2=(0.3, 0.25), w4=(0.2, 0.1)))
+    table = ScaleTable(grid, results(grid, w1=(0.41, 0.40), w2=(0.3, 0.25), w4=(0.2, 0.1)), 1000)
     for row in table.rows:
         loss = table.loss(row)
         part = 1 if per_worker else 1 / row.workers
@@ -83,15 +82,15 @@ def test_a_row_that_failed_is_left_out_and_the_page_says_so() -> None:
     found = dict(results(GRID, w1=(0.41, 0.40), w2=(0.22, 0.20)))
     bad = outcome(GRID, 4, 0, 0.2, 0.1)
     found[bad.trial.name] = replace(bad, status="failed", reason="exit status 1")
-    page = ScaleTable(GRID, found).markdown()
+    page = ScaleTable(GRID, found, 1000).markdown()
     assert "strong scaling, batch 96" in page
     assert "**2 workers** lose" in page
     assert "4 workers" not in page
-    assert "no number of workers was measured" in ScaleTable(GRID, {}).markdown()
+    assert "no number of workers was measured" in ScaleTable(GRID, {}, 1000).markdown()
 
 
 def test_the_page_and_the_json_have_the_same_figures(tmp_path: Path) -> None:
-    table = ScaleTable(GRID, results(GRID, w1=(0.41, 0.40), w2=(0.3, 0.25), w4=(0.2, 0.1)))
+    table = ScaleTable(GRID, results(GRID, w1=(0.41, 0.40), w2=(0.3, 0.25), w4=(0.2, 0.1)), 1000)
     page, rows = table.markdown(), table.as_json()["rows"]
     assert json.loads(json.dumps(rows)) == rows
     assert [row["workers"] for row in rows] == [1, 2, 4]

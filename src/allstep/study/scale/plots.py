@@ -61,7 +61,9 @@ def _draw_parts(axes: Any, table: "ScaleTable") -> None:
         axes.bar(names, values, 0.6, bottom=bottoms, color=f"C{number}", label=part)
         bottoms = [low + value for low, value in zip(bottoms, values, strict=True)]
     ideal = [1e3 * table.loss(row).ideal for row in table.rows]
-    axes.plot(names, ideal, "_", color="black", markersize=40, label="ideal step")
+    for place, height in enumerate(ideal):
+        label = "ideal step" if place == 0 else None
+        axes.hlines(height, place - 0.4, place + 0.4, colors="black", linestyles="--", label=label)
     axes.set_xlabel("workers")
     axes.set_ylabel("ms of a step")
     axes.legend(fontsize="small")

@@ -45,8 +45,6 @@ class ScaleRounds:
     rounds: int
     batch: int
     """Samples of a step over all workers; with `per_worker`, of one worker."""
-    num_train: int
-    """Samples of an epoch."""
     cores: int
     """Cores of this machine: a trial has all of them."""
     per_worker: bool = False

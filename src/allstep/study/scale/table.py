@@ -82,6 +82,8 @@ class ScaleTable:
 
     grid: ScaleRounds
     results: Results
+    num_train: int
+    """Samples of an epoch."""
 
     @cached_property
     def rows(self) -> list[ScaleRow]:
@@ -136,7 +138,7 @@ class ScaleTable:
     @cached_property
     def forecasts(self) -> dict[int, Forecast]:
         """The prediction of each row from the rows before it, by number of workers."""
-        setup = Setup(self._nbytes(), self.grid.num_train, self.grid.per_host, self.grid.link)
+        setup = Setup(self._nbytes(), self.num_train, self.grid.per_host, self.grid.link)
         before: list[KnownRow] = []
         found: dict[int, Forecast] = {}
         for row in self.rows:
@@ -176,7 +178,7 @@ class ScaleTable:
             "hosts": row.hosts,
             "batch": row.mean.samples,
             "samples_per_second": row.speeds,
-            "epoch_seconds": self.grid.num_train / median(row.speeds),
+            "epoch_seconds": self.num_train / median(row.speeds),
             "ratios": self.ratios(row),
             "efficiency": self.efficiency(row),
             "predicted": None if guess is None else guess.samples_per_second,
@@ -244,7 +246,7 @@ class ScaleTable:
             str(row.workers),
             *([str(row.hosts)] if self.grid.hosts else []),
             _speed(speed),
-            seconds(self.grid.num_train / speed),
+            seconds(self.num_train / speed),
             times,
             "-" if efficiency is None else f"{efficiency:.0%}",
             "-" if guess is None else _speed(guess.samples_per_second),
