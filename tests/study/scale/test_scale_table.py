@@ -12,7 +12,7 @@ from allstep.costs.speed import Speed
 from allstep.errors import ConfigError
 from allstep.study.scale.explain import explain
 from allstep.study.scale.parts import PARTS, MeasuredStep
-from allstep.study.scale.prediction import KnownRow, Setup, forecast
+from allstep.study.scale.row_prediction import KnownRow, Setup, forecast
 from allstep.study.scale.study import MEASURED, ScaleRounds, parse_workers
 from allstep.study.scale.table import ScaleTable
 from allstep.study.trial import Outcome, Results

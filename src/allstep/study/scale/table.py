@@ -20,7 +20,7 @@ from allstep.runlog import RunRecord
 from allstep.study.results import figures
 from allstep.study.scale.explain import explain
 from allstep.study.scale.parts import PARTS, MeasuredStep, measured_step
-from allstep.study.scale.prediction import Forecast, KnownRow, Setup, forecast
+from allstep.study.scale.row_prediction import KnownRow, RowForecast, Setup, forecast
 from allstep.study.scale.study import ScaleRounds
 from allstep.study.trial import Outcome, Results
 
@@ -136,11 +136,11 @@ class ScaleTable:
         return Loss(part * base.seconds, row.mean.seconds, parts)
 
     @cached_property
-    def forecasts(self) -> dict[int, Forecast]:
+    def forecasts(self) -> dict[int, RowForecast]:
         """The prediction of each row from the rows before it, by number of workers."""
         setup = Setup(self._nbytes(), self.num_train, self.grid.per_host, self.grid.link)
         before: list[KnownRow] = []
-        found: dict[int, Forecast] = {}
+        found: dict[int, RowForecast] = {}
         for row in self.rows:
             guess = forecast(before, setup, row.workers, row.mean.samples)
             if guess is not None:
@@ -162,7 +162,7 @@ class ScaleTable:
 
     def draw(self, file: Path) -> None:
         """Write the plots of speed and of the parts of a step to `file`."""
-        from allstep.study.scale.plots import draw
+        from allstep.study.scale.speed_plots import draw
 
         draw(self, file)
 

@@ -52,7 +52,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class RowForecast:
     """The predicted speed of a row, and how much was known."""
 
     samples_per_second: float
@@ -71,7 +71,7 @@ class Forecast:
 
 def forecast(
     before: Sequence[KnownRow], setup: Setup, workers: int, samples: int
-) -> Forecast | None:
+) -> RowForecast | None:
     """Return the prediction for `workers` workers and `samples` a step; None without rows before.
 
     The rows are in the order of the table, the first with the fewest workers.
@@ -87,7 +87,7 @@ def forecast(
             asked = _question(setup, known, row.step.samples)
             known = fitted(calibration, known, asked, row.workers, row.step.seconds)
     found = predict(calibration, known, _question(setup, known, samples), workers)
-    return Forecast(found.samples_per_second, known.level)
+    return RowForecast(found.samples_per_second, known.level)
 
 
 def _question(setup: Setup, known: Knowledge, samples: int) -> Question:
