@@ -161,7 +161,8 @@ class Averaging:
 
     def _average(self, optimizer: Replica, has_joined: bool = False) -> None:
         assert self._common is not None
-        self._common.average(self._samples, has_joined)
+        nbytes = self._common.average(self._samples, has_joined)
+        optimizer.traffic.add(nbytes, nbytes)
         self._start_round(optimizer)
 
     def _start_round(self, optimizer: Replica) -> None:
@@ -265,15 +266,17 @@ class _Common:
         return self._signature == (signature_of(named[0]), signature_of(named[1]))
 
     @torch.no_grad()
-    def average(self, samples: float, has_joined: bool) -> None:
+    def average(self, samples: float, has_joined: bool) -> int:
         """Replace the weights by the outer step on the mean of the ranks, weighted by samples.
+
+        Return the bytes that were exchanged.
 
         `has_joined`: this rank has no more steps to make, and is called by another thread.
         """
         share, any_joined = self._share(samples, has_joined)
         # No rank has made a step since the last average.
         if share is None:
-            return
+            return 0
         weights = self._weights.mean_difference(self._weights_before, share)
         others = self._others.mean_difference(self._others_before, share)
         # From here on no other rank is needed.
@@ -288,6 +291,9 @@ class _Common:
         if any_joined:
             # The others may join next, after which the script of this rank uses the weights.
             self._meet()
+        if self._group is None:
+            return 0
+        return sum(each.nbytes for each in (*self._weights_before, *self._others_before))
 
     def restore(self) -> None:
         """Give this rank the weights from the start of the round."""

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from allstep.parallel.exchange import Exchange, Owners
 from allstep.parallel.replicas import Replicas
+from allstep.parallel.traffic import Traffic
 
 
 class Replica(Protocol):
@@ -17,6 +18,8 @@ class Replica(Protocol):
     """Samples behind the gradients that were reduced last, if the caller gave them."""
     param_groups: list[dict[str, Any]]
     state: Any
+    traffic: Traffic
+    """Counts the bytes of exchanges."""
 
     def _begin_step(self) -> None:
         """Announce that a step begins."""

@@ -33,6 +33,7 @@ def _common(config: ResolvedConfig) -> None:
             f"sync.scale=false is for pushes of a share of the batch, and an update of"
             f" sync={section.name} has the whole batch: omit it, or set sync=async or sync=stale:2"
         )
+    _elastic(section)
     if section.mode.name != "diloco":
         for name in ("outer_lr", "outer_momentum"):
             if getattr(section, name) is not None:
@@ -45,6 +46,24 @@ def _common(config: ResolvedConfig) -> None:
             f"sync.parties=hosts is not available with sync={section.name} yet; omit it, so that"
             " each worker is a party"
         )
+
+
+def _elastic(section: SyncConfig) -> None:
+    """Check the keys that belong to `elastic:H`, or do not."""
+    if section.mode.name != "elastic":
+        if section.alpha is not None:
+            raise ConfigError(
+                f"sync.alpha is how far a worker and the center of sync=elastic:H move, and"
+                f" sync={section.name} has no center: omit it, or set sync=elastic:8"
+            )
+        return
+    for key, is_set in (("correct", section.correct != "none"), ("scale", not section.scale)):
+        if is_set:
+            raise ConfigError(
+                f"sync.{key}={getattr(section, key)} is for pushes of gradients, and with"
+                f" sync={section.name} workers push differences of weights: omit it, or set"
+                " sync=async"
+            )
 
 
 def synchronous(config: ResolvedConfig) -> ResolvedConfig:

@@ -5,7 +5,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from allstep.errors import ConfigError
@@ -13,7 +13,7 @@ from allstep.parallel.sync_mode import SyncMode, sync_mode
 from allstep.train.config.number_types import Decay, Positive
 from allstep.train.config.section import Section
 
-AVAILABLE = ("allreduce", "server", "async", "stale", "clock", "lazy", "local", "diloco")
+AVAILABLE = ("allreduce", "server", "async", "stale", "clock", "lazy", "local", "diloco", "elastic")
 """Modes that `allstep train` can run."""
 
 
@@ -49,6 +49,9 @@ class SyncConfig(Section):
     """Learning rate of DiLoCo's outer step; None chooses it by the optimizer and H."""
     outer_momentum: Decay | None = None
     """Nesterov momentum of DiLoCo's outer step; None chooses it by the optimizer and H."""
+    alpha: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Part of its distance by which a worker, and the center, move in `elastic:H`; None: 0.9
+    divided by the number of workers."""
 
     @property
     def mode(self) -> SyncMode:

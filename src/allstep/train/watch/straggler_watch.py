@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from allstep.train.watch.sync_gains import Gains, gains_of
+
 OWN = ("input", "compute", "update")
 NETWORK = "network"
 SLOWER = 1.3
@@ -45,6 +47,9 @@ class Interval:
     seconds: float
     times: Mapping[str, Sequence[float]]
     """Seconds of the phases input, compute, wait and update, by rank."""
+    elapsed: float | None = None
+    """In asynchronous training (`claimed_interval`): the seconds that have passed. `seconds` and
+    `times` are then those of a run with even shares in which all workers wait for each other."""
 
     def own(self, rank: int) -> float:
         """Return the seconds in which a worker did not wait."""
@@ -80,6 +85,8 @@ class Straggler:
     """Images per second of the run meanwhile."""
     cost: float
     """Images per second that the run would gain without it."""
+    gains: Gains | None = None
+    """What other modes of `sync` could gain over waiting for it."""
 
     @property
     def name(self) -> str:
@@ -153,7 +160,7 @@ class StragglerWatch:
 
     def _find(self) -> list[Change]:
         streak = self._streak
-        seconds = 0.0 if streak.total is None else streak.total.seconds
+        seconds = 0.0 if streak.total is None else _elapsed(streak.total)
         enough = streak.num_intervals >= self._min_intervals and seconds >= self._min_seconds
         if streak.is_found or not enough:
             return []
@@ -166,6 +173,9 @@ class StragglerWatch:
         host = self._hosts[ranks[0]] if ranks and len(set(self._hosts)) > 1 else ""
         is_host = bool(host) and len(ranks) == self._hosts.count(host)
         made = _network(total) if not ranks else _workers(total, ranks)
+        elapsed, lost = _elapsed(total), made.lost
+        if total.elapsed is not None:
+            lost = _lost_claims(total, ranks)
         return Straggler(
             ranks=ranks,
             host=host,
@@ -176,9 +186,10 @@ class StragglerWatch:
             usual=made.usual / total.count,
             since=streak.since,
             until=total.samples,
-            seconds=total.seconds,
-            speed=total.count / total.seconds,
-            cost=total.count / (total.seconds - made.lost) - total.count / total.seconds,
+            seconds=elapsed,
+            speed=total.count / elapsed,
+            cost=total.count / (elapsed - lost) - total.count / elapsed,
+            gains=_gains(total) if ranks else None,
         )
 
 
@@ -239,10 +250,34 @@ def _workers(total: Interval, ranks: Sequence[int]) -> _Loss:
     )
 
 
+def _lost_claims(total: Interval, ranks: Sequence[int]) -> float:
+    """Return the seconds that are lost where each worker takes as many samples as it can.
+
+    The workers' speeds add up; those of `ranks` would be that of the slowest other one.
+    """
+    everyone = range(len(total.times["wait"]))
+    own = {rank: max(total.own(rank), 1e-9) for rank in everyone}
+    slowest = max(own[rank] for rank in everyone if rank not in ranks)
+    now = sum(1 / each for each in own.values())
+    then = sum(1 / (min(own[rank], slowest) if rank in ranks else own[rank]) for rank in everyone)
+    return _elapsed(total) * (1 - now / then)
+
+
+def _gains(total: Interval) -> Gains | None:
+    """Return what other modes could gain if the workers keep these times."""
+    pairs = zip(total.times["input"], total.times["compute"], strict=True)
+    return gains_of([data + compute for data, compute in pairs], total.times["update"])
+
+
+def _elapsed(interval: Interval) -> float:
+    return interval.seconds if interval.elapsed is None else interval.elapsed
+
+
 def _sum(first: Interval, second: Interval) -> Interval:
     times = {
         phase: [a + b for a, b in zip(by_rank, second.times[phase], strict=True)]
         for phase, by_rank in first.times.items()
     }
     count, seconds = first.count + second.count, first.seconds + second.seconds
-    return Interval(second.samples, count, seconds, times)
+    elapsed = None if second.elapsed is None else _elapsed(first) + second.elapsed
+    return Interval(second.samples, count, seconds, times, elapsed)

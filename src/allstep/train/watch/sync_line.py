@@ -15,6 +15,8 @@ def sync_line(config: ResolvedConfig, num_parties: int, servers: str = "") -> st
     text = f"{config.sync.name}: {_waiting(config, num_parties)}"
     if config.sync.mode.has_equal_steps:
         return f"{text}; {servers}" if servers else text
+    if config.sync.mode.name == "elastic":
+        return f"{text}; {parties}; {_factor(config, num_parties)}"
     return f"{text}; {parties} push {_share(config, num_parties)}; {_rate(config, num_parties)}"
 
 
@@ -42,9 +44,11 @@ def _waiting(config: ResolvedConfig, num_parties: int) -> str:
         "stale": f"a worker waits before a push that would make another's gradient older than"
         f" {_rounds(number)}, which is {number * num_parties} pushes",
         "clock": f"a worker waits while it is more than {_steps(number)} ahead of the slowest",
+        "elastic": f"no worker waits for another one; after {_steps(number)} of its own a worker"
+        " and the center move toward each other",
         "lazy": f"no worker waits for another one, and each pushes the sum of {_steps(number)}",
     }
-    if mode.averages_weights:
+    if mode.name in ("local", "diloco"):
         return _averages(config)
     return waiting.get(mode.name, "the workers wait for each other at intervals")
 
@@ -80,6 +84,18 @@ def samples_of_push(config: ResolvedConfig, num_parties: int) -> int:
 def _share(config: ResolvedConfig, num_parties: int) -> str:
     samples = samples_of_push(config, num_parties)
     return f"{samples} sample{'' if samples == 1 else 's'} each"
+
+
+def _factor(config: ResolvedConfig, num_parties: int) -> str:
+    """Return how far a party and the center of `elastic:H` move."""
+    alpha = config.sync.alpha
+    text = f"0.9/{num_parties}" if alpha is None else f"{alpha:g}"
+    return f"each moves {text} of the distance; a step has {_samples(config, num_parties)}"
+
+
+def _samples(config: ResolvedConfig, num_parties: int) -> str:
+    samples = max(1, config.batch // num_parties)
+    return f"{samples} sample{'' if samples == 1 else 's'} and the learning rate lr"
 
 
 def _rate(config: ResolvedConfig, num_parties: int) -> str:

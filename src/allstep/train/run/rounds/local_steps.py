@@ -56,7 +56,7 @@ class LocalSteps:
         if self._has_gone:
             around.stopping.note_cost("step", time.perf_counter() - begun)
         self._has_gone = True
-        return Agreement(outcome, position, steps.updates, steps.last)
+        return Agreement(outcome, position, steps.updates, steps.last, steps.samples)
 
     def undo(self) -> None:
         """Return to weights, optimizer state and running statistics after the last `go`."""
@@ -75,7 +75,7 @@ class _Steps:
     def __init__(self, around: Surroundings, shares: ShareStream) -> None:
         self._around, self._shares = around, shares
         self._tally: Tally = around.job.trainer.task.tally()
-        self._samples, self._seconds = 0, 0.0
+        self.samples, self._seconds = 0, 0.0
         self.updates = 0
         self.error: UserError | None = None
         self.last: Batch = around.job.empty_batch()
@@ -108,14 +108,14 @@ class _Steps:
         self._tally = self._tally + reduce_step(trainer, batch, max(1, batch.weight), clock)
         self._seconds += clock.per_sample - own
         update_weights(trainer, batch.position, clock)
-        self._samples, self.last = self._samples + batch.weight, batch
+        self.samples, self.last = self.samples + batch.weight, batch
         return True
 
     def report(self) -> StepReport:
         """Return what this rank reports about its round."""
         return StepReport(
             self._tally,
-            self._samples,
+            self.samples,
             wants_stop=self._around.stopping.why is not None,
             failed=self.error is not None,
             seconds=self._seconds,
