@@ -212,8 +212,9 @@ class ReplicatedOptimizer(Optimizer):
         if self._exchange is None:
             each = self._replicas
             key = f"{each.key()}/{len(self.param_groups)}"
+            group = self._replica_update.gradient_group(self)
             how = each.rule, each.overlap, each.listener, each.bucket
-            self._exchange = AllReduce(each.group(), key, each.named, *how)
+            self._exchange = AllReduce(group, key, each.named, *how)
         return self._exchange
 
     def _reduce_with(self, exchange: Exchange) -> None:

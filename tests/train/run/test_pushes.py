@@ -212,7 +212,6 @@ def train_with_a_bad_label(out: Path) -> None:
         (["sync=async", "noise_scale=true"], "the noise scale and sync=async exclude"),
         (["sync=async", "optimizer.noise=0.1"], "gradient noise and sync=async exclude"),
         (["sync=async", "sync.correct=lr"], "the learning rate is scaled twice"),
-        (["sync=async", "sync.parties=hosts"], "sync.parties=hosts is not available"),
         (["sync=async", "share_weights=true"], "share_weights=true and sync=async exclude"),
         (["sync=async", "sync.alpha=0.3"], "sync=async has no center: omit it, or set"),
         (["sync=elastic:4", "sync.correct=delay"], "workers push differences of weights"),
@@ -290,6 +289,12 @@ def test_only_an_asynchronous_run_has_something_to_replay(tmp_path: Path) -> Non
 def test_the_banner_states_who_waits(sync: str, expected: str) -> None:
     config = read_config("digits", [f"sync={sync}", "batch=64"]).resolved(2)
     assert sync_line(config, 2).startswith(expected)
+
+
+def test_the_banner_names_hosts_as_parties() -> None:
+    config = read_config("digits", ["sync=local:4"]).resolved(4)
+    text = "local:4: each of 2 hosts trains alone for 4 steps, whose workers wait for each other"
+    assert sync_line(config, 4, num_hosts=2).startswith(text)
 
 
 @pytest.mark.usefixtures("processes")

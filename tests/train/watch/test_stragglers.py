@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from allstep.train.config.sync_config import SyncConfig
@@ -136,6 +136,9 @@ def test_another_worker_ends_the_first() -> None:
 
 
 @settings(deadline=None, max_examples=50)
+# Less than a clock resolves: of the step, and of a worker in it.
+@example(times=[[1.2e-38, *[0.0] * 7]], hosts=("a", "a"))
+@example(times=[[5e-10, *[0.0] * 3, 8e-10, *[0.0] * 3]], hosts=("a", "a"))
 @given(
     times=st.lists(st.lists(st.floats(0, 1e6), min_size=8, max_size=8), min_size=1, max_size=12),
     hosts=st.sampled_from([("a", "a"), ("a", "b")]),

@@ -41,11 +41,6 @@ def _common(config: ResolvedConfig) -> None:
                     f"sync.{name} is for the outer step of DiLoCo, and sync={section.name} has"
                     " none: omit it, or set sync=diloco:32"
                 )
-    if section.parties == "hosts" and is_push:
-        raise ConfigError(
-            f"sync.parties=hosts is not available with sync={section.name} yet; omit it, so that"
-            " each worker is a party"
-        )
 
 
 def _elastic(section: SyncConfig) -> None:
@@ -84,7 +79,14 @@ def check_replacements(config: RunConfig) -> None:
 
 
 def check_hosts(config: RunConfig, world: World) -> None:
-    """Raise ConfigError if the mode needs all workers on one host, and they are not."""
+    """Raise ConfigError if mode and parties do not fit the hosts of the workers."""
+    is_single = config.sync.parties == "hosts" and world.local_size == world.size > 1
+    if is_single and config.sync.name not in ("allreduce", "server"):
+        raise ConfigError(
+            f"sync.parties=hosts makes one party of the {world.size} workers of this host, and"
+            f" sync={config.sync.name} is for several: omit sync.parties, so that each worker is a"
+            " party, or set sync=allreduce"
+        )
     if not config.sync.mode.has_equal_steps and world.local_size != world.size:
         raise ConfigError(
             f"sync={config.sync.name} is available on one host only so far, and this one has"

@@ -34,6 +34,8 @@ SLOWER = 1.3
 _OF_STEP = 0.1
 _EXCHANGE_OF_STEP = 0.5
 _MAX_MISSES = 2
+# Seconds that a clock resolves: ratios of less mean nothing.
+_TICK = 1e-9
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def slow_ranks(interval: Interval, hosts: Sequence[str]) -> tuple[int, ...] | No
     Return None if no worker is slow.
     """
     ranks = range(len(hosts))
-    if len(ranks) < 2 or interval.seconds <= 0 or interval.count <= 0:
+    if len(ranks) < 2 or interval.seconds < _TICK or interval.count <= 0:
         return None
     own = [interval.own(rank) for rank in ranks]
     slowest = max(ranks, key=own.__getitem__)
@@ -231,7 +233,7 @@ class _Loss:
 
 def _network(total: Interval) -> _Loss:
     exchange = min(total.times["wait"])
-    rest = max(total.seconds - exchange, 1e-9)
+    rest = max(total.seconds - exchange, _TICK)
     return _Loss(NETWORK, total.seconds / rest, exchange, 0.0, min(exchange, 0.99 * total.seconds))
 
 
@@ -245,9 +247,8 @@ def _workers(total: Interval, ranks: Sequence[int]) -> _Loss:
     part = max(OWN, key=lambda phase: compared(phase)[0] - compared(phase)[1])
     own, usual = (median(map(total.own, each)) for each in (ranks, others))
     lost = max(map(total.own, ranks)) - max(map(total.own, others))
-    return _Loss(
-        part, own / max(usual, 1e-9), *compared(part), min(max(0.0, lost), 0.99 * total.seconds)
-    )
+    factor = max(own, _TICK) / max(usual, _TICK)
+    return _Loss(part, factor, *compared(part), min(max(0.0, lost), 0.99 * total.seconds))
 
 
 def _lost_claims(total: Interval, ranks: Sequence[int]) -> float:

@@ -9,10 +9,12 @@ from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.watch.events import Opening
 
 
-def sync_line(config: ResolvedConfig, num_parties: int, servers: str = "") -> str:
+def sync_line(
+    config: ResolvedConfig, num_parties: int, servers: str = "", num_hosts: int = 1
+) -> str:
     """Return what `sync` of a run means, with its number of parties. servers: `servers_text`."""
     parties = f"{num_parties} part{'y' if num_parties == 1 else 'ies'}"
-    text = f"{config.sync.name}: {_waiting(config, num_parties)}"
+    text = f"{config.sync.name}: {_waiting(config, num_parties, num_hosts)}"
     if config.sync.mode.has_equal_steps:
         return f"{text}; {servers}" if servers else text
     if config.sync.mode.name == "elastic":
@@ -33,7 +35,7 @@ def servers_text(opening: Opening) -> str:
     return f"{workers}{where} serve {each} each"
 
 
-def _waiting(config: ResolvedConfig, num_parties: int) -> str:
+def _waiting(config: ResolvedConfig, num_parties: int, num_hosts: int) -> str:
     """Return which party waits for which."""
     mode = config.sync.mode
     number = mode.number
@@ -49,17 +51,24 @@ def _waiting(config: ResolvedConfig, num_parties: int) -> str:
         "lazy": f"no worker waits for another one, and each pushes the sum of {_steps(number)}",
     }
     if mode.name in ("local", "diloco"):
-        return _averages(config)
+        return _averages(config, num_hosts)
     return waiting.get(mode.name, "the workers wait for each other at intervals")
 
 
-def _averages(config: ResolvedConfig) -> str:
+def _averages(config: ResolvedConfig, num_hosts: int) -> str:
     """Return the sentence of a mode that averages weights."""
     mode = config.sync.mode
-    text = (
-        f"every worker trains alone for {_steps(mode.number)} on its share of each batch, then all"
-        " wait for each other and take the mean of their weights"
-    )
+    if config.sync.are_hosts(num_hosts):
+        text = (
+            f"each of {num_hosts} hosts trains alone for {_steps(mode.number)}, whose workers wait"
+            " for each other at every step; then all wait for each other and take the mean of"
+            " their weights"
+        )
+    else:
+        text = (
+            f"every worker trains alone for {_steps(mode.number)} on its share of each batch, then"
+            " all wait for each other and take the mean of their weights"
+        )
     if mode.name == "diloco":
         text += ", with an outer Nesterov step"
     if mode.from_epoch:

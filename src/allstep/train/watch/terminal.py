@@ -193,7 +193,9 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
     if num_workers > 1:
         lines += [("weights", weights_line(opening))]
     if config.sync.name != "allreduce":
-        lines += [("sync", sync_line(config, num_workers, servers_text(opening)))]
+        num_hosts = len(set(opening.hosts))
+        text = sync_line(config, num_workers, servers_text(opening), num_hosts)
+        lines += [("sync", text)]
     if opening.precision_why or opening.precision != "float32":
         lines += [("precision", precision_line(opening))]
     lines += [
