@@ -13,6 +13,7 @@ from allstep.cli.plan_speed import plan
 from allstep.cli.report import report
 from allstep.cli.run import run
 from allstep.cli.saved_run.eval import eval_
+from allstep.cli.saved_run.landscape import landscape
 from allstep.cli.saved_run.predict import predict
 from allstep.cli.saved_run.replay import replay
 from allstep.cli.scale import scale
@@ -30,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_NEED_TORCH = ("train", "verify", "replay", "eval", "predict", "study", "scale")
+_NEED_TORCH = ("train", "verify", "replay", "eval", "predict", "landscape", "study", "scale")
 
 
 def _version(asked: bool) -> None:
@@ -64,6 +65,7 @@ app.command()(plan)
 app.command()(scale)
 app.command()(predict)
 app.command("eval")(eval_)
+app.command()(landscape)
 app.add_typer(study)
 app.add_typer(data)
 app.add_typer(bench)
