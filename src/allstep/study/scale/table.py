@@ -63,7 +63,7 @@ class ScaleRow:
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostTime:
     """Seconds of a step beyond those of an ideal one, by part; they add up to `seconds`."""
 
     ideal: float
@@ -128,12 +128,12 @@ class ScaleTable:
         ratios = self.ratios(row)
         return median(ratios) * self.base.workers / row.workers if ratios else None
 
-    def loss(self, row: ScaleRow) -> Loss:
+    def loss(self, row: ScaleRow) -> LostTime:
         """Return where the step of a row loses time against an ideal one."""
         base = self.base.mean
         part = 1.0 if self.grid.per_worker else self.base.workers / row.workers
         parts = {name: row.mean.parts[name] - part * base.parts[name] for name in PARTS}
-        return Loss(part * base.seconds, row.mean.seconds, parts)
+        return LostTime(part * base.seconds, row.mean.seconds, parts)
 
     @cached_property
     def forecasts(self) -> dict[int, RowForecast]:
