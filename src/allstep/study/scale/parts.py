@@ -26,6 +26,8 @@ from allstep.study.recorded.worlds import longest
 
 PARTS = ("input", "compute", "imbalance", "exposed", "update", "rest")
 _WARMING_UP = 1
+_SHORTEST = 1e-9
+"""Seconds from which own work of a line is a measurement."""
 _INPUT, _COMPUTE, _WAIT, _UPDATE = (
     PHASES.index(name) for name in ("input", "compute", "wait", "update")
 )
@@ -109,7 +111,7 @@ def _parts(times: Times, seconds: float, late: int | None) -> tuple[dict[str, fl
 def _jitter(times: Times, steps: np.ndarray) -> float:
     """Return the std of a worker's own work in a step, from sums over several steps each."""
     own = times[:, (_INPUT, _COMPUTE, _UPDATE)].sum(axis=1)
-    if len(own) < 3 or np.any(steps <= 0) or not np.all(own > 0):
+    if len(own) < 3 or np.any(steps <= 0) or np.any(own < _SHORTEST):
         return 0.0
     by_step = own / steps[:, None]
     # A line is the mean of its steps, whose std is smaller by the root of their number.
