@@ -14,7 +14,7 @@ from allstep.cli.study_run import Runs, begin, run
 
 study = typer.Typer(
     name="study",
-    help="Answer a question with many runs: how large a batch can be, which mode of sync pays.",
+    help="Answer a question with many runs: how large a batch can be, how much data a goal needs.",
     no_args_is_help=True,
 )
 
@@ -130,6 +130,36 @@ FaultList = Annotated[
 ]
 NumSeeds = Annotated[
     int, typer.Option("--seeds", min=1, max=1000, help="Number of seeds of each mode and fault.")
+]
+
+# data
+
+Sizes = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "Parts of the training split to train on: fractions or numbers of samples; ..."
+            " continues the two before it."
+        )
+    ),
+]
+NumDataSeeds = Annotated[
+    int, typer.Option("--seeds", min=1, max=1000, help="Number of runs of each size.")
+]
+DataEpochs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help=(
+            "Epochs of the whole split (default: the recipe's), which set the updates of every run."
+        ),
+    ),
+]
+DataGoal = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, max=1.0, help="Validation accuracy; the study states how much data it needs."
+    ),
 ]
 
 
@@ -258,3 +288,43 @@ def sync(
     asked.study()
     check_data(config, [batch])
     run(asked, SyncTable, "sync", begun, Runs(out, jobs, retry, estimate))
+
+
+@study.command("data")
+def learning_curve(
+    arguments: Arguments,
+    sizes: Sizes = "1/64,1/32,...,1",
+    seeds: NumDataSeeds = 1,
+    epochs: DataEpochs = None,
+    goal: DataGoal = None,
+    out: Out = None,
+    data: DataFolder = None,
+    jobs: Jobs = None,
+    retry: Retry = False,
+    estimate: Estimate = False,
+    trust: Trust = False,
+) -> None:
+    """Fit the error by the number of training samples, and predict it for more data.
+
+    All sizes are trained for the same number of updates.
+    """
+    from allstep.study.data.sizes import parse_sizes
+    from allstep.study.data.study import SET, DataGrid, check_growth
+    from allstep.study.data.table import DataTable
+    from allstep.study.train_trial import num_training_samples
+
+    given = [] if epochs is None else [f"epochs={epochs}"]
+    begun = begin([*arguments, *given], trust, SET, data)
+    check_growth(begun.config)
+    whole = num_training_samples(begun.config)
+    asked = DataGrid(
+        recipe=begun.recipe,
+        overrides=begun.overrides,
+        config=begun.config,
+        whole=whole,
+        sizes=tuple(parse_sizes(sizes, whole, begun.config.resolved(1).batch)),
+        seeds=seeds,
+        goal=goal,
+    )
+    asked.study()
+    run(asked, DataTable, "data", begun, Runs(out, jobs, retry, estimate))
