@@ -12,7 +12,10 @@ Study (study)      the trials to run, in an order that may depend on results, an
 
 batch              remedies by batch size: a grid of runs, its table and its plots
 updates            updates to a goal by batch size, the best of a few learning rates each
+data               error by number of training samples: the curve, and what a goal needs
 sync               modes between synchronous and asynchronous: a grid of runs with several workers
+scale              one recipe with several numbers of workers: speed, and where it is lost
+recorded           the time of each worker of a recorded run, for `scale` and `report`
 one_precision      one precision for all runs of a study when the recipe has precision=auto
 ```
 

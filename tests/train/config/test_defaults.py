@@ -45,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
         "scale": True,
         "outer_lr": None,
         "outer_momentum": None,
+        "alpha": None,
     },
     "data": {
         "name": "",
@@ -53,6 +54,7 @@ DEFAULTS: dict[str, Any] = {
         "validation": None,
         "test": None,
         "split_seed": 0,
+        "use": None,
         "augment": "none",
         "prepare": "none",
         "mix": "none",

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from allstep.console.quantities import count, figure, nbytes, percent, plural, seconds, times
-from allstep.report.series import steps
 from allstep.runlog import RunRecord, number
+from allstep.study.recorded.series import steps
 from allstep.train.watch.recorded_sync import (
     PartyTotals,
     RecordedSync,
@@ -90,7 +90,7 @@ def parties(record: RunRecord) -> Parties | None:
 
 
 _SYNCHRONOUS = (
-    "All workers make their updates together, so no gradient is older than the weights it changes."
+    "All workers exchange together, so no gradient is older than the weights that it changes."
     " A worker waits for the slowest one, and for the exchange itself."
 )
 
