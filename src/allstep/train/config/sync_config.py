@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from allstep.compression import Codec, codec_from
-from allstep.compression.codec_text import NONE
+from allstep.compression.codec_name import NONE, codec_name
 from allstep.errors import ConfigError
 from allstep.parallel.sync_mode import SyncMode, sync_mode
 from allstep.train.config.number_types import Decay, Positive
@@ -33,12 +32,12 @@ def _known(text: str) -> str:
 
 def _codec(text: str) -> str:
     try:
-        codec = codec_from(text)
+        found = codec_name(text)
     except ConfigError as error:
         reason = str(error).partition(": ")[2]
         expected = f"a codec such as bf16 or 2bit ({reason})"
         raise PydanticCustomError("compress", "{expected}", {"expected": expected}) from error
-    return NONE if codec is None else codec.text
+    return NONE if found is None else found.text
 
 
 class SyncConfig(Section):
@@ -76,6 +75,6 @@ class SyncConfig(Section):
         return sync_mode(self.name)
 
     @property
-    def codec(self) -> Codec | None:
-        """The codec that `compress` names; None for "none"."""
-        return codec_from(self.compress)
+    def compresses(self) -> bool:
+        """Whether gradients between hosts are compressed."""
+        return self.compress != NONE
