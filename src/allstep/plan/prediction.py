@@ -50,6 +50,8 @@ class Question:
     jitter: float | None = None
     slow: float | None = None
     """Factor by which one worker always takes longer; None: as measured."""
+    slow_rank: int = 0
+    """The rank of that worker: fewer workers do not have it."""
     algorithm: str = AUTO
     gradients: float = 1.0
     """Bytes sent for each byte of a gradient."""
@@ -146,8 +148,15 @@ def cluster_of(known: Knowledge, question: Question, workers: int) -> Cluster:
         link,
         question.inside or known.inside,
         known.jitter if question.jitter is None else question.jitter,
-        known.slow if question.slow is None else question.slow,
+        _slowest(known, question, workers),
     )
+
+
+def _slowest(known: Knowledge, question: Question, workers: int) -> float:
+    """Return the factor of a worker that is always slower, if the cluster has it."""
+    if question.slow is not None:
+        return question.slow if question.slow_rank < workers else 1.0
+    return known.slow if known.slowest is not None and known.slowest < workers else 1.0
 
 
 def _busy(
