@@ -17,24 +17,18 @@ from allstep.plan.question_text import Alone
 def with_speeds(calibration: Calibration, speeds: Sequence[Alone]) -> Calibration:
     """Return the calibration of one worker with these speeds, each at a known batch."""
     shape = max(calibration.steps, key=lambda each: each.batch)
-    steps = []
-    for each in speeds:
-        assert each.batch is not None
-        steps.append(_scaled(shape, each.batch, each.batch / each.speed))
-    return replace(calibration, steps=tuple(steps), host=None, hosts=None)
+    seconds = {each.batch: each.batch / each.speed for each in speeds if each.batch is not None}
+    # The update has the same work with any number of samples.
+    update = shape.update / shape.busy * min(seconds.values())
+    steps = tuple(_scaled(shape, batch, taken, update) for batch, taken in seconds.items())
+    return replace(calibration, steps=steps, host=None, hosts=None)
 
 
-def _scaled(shape: StepTimes, batch: int, seconds: float) -> StepTimes:
-    factor = seconds / shape.busy
-    return StepTimes(
-        batch,
-        factor * shape.forward,
-        factor * shape.backward,
-        tuple(factor * each for each in shape.ready),
-        factor * shape.update,
-        0.0,
-        JITTER,
-    )
+def _scaled(shape: StepTimes, batch: int, seconds: float, update: float) -> StepTimes:
+    factor = (seconds - update) / shape.compute
+    ready = tuple(factor * each for each in shape.ready)
+    forward, backward = factor * shape.forward, factor * shape.backward
+    return StepTimes(batch, forward, backward, ready, update, 0.0, JITTER)
 
 
 def batches_known(

@@ -11,7 +11,7 @@ best batch is B* = sqrt(Bcrit p (t0 + exposed) / tau): the geometric mean of the
 of what the cluster computes during its fixed costs. It grows with the square root of the number of
 workers. The best batch of the table is found by search over powers of two, with the whole step.
 
-Where only the noise scale of a run is known, it stands for the critical batch; then ratios of times
+Where only the noise scale of a run is known, it is used as the critical batch; then ratios of times
 are known, and hours are not.
 """
 

@@ -53,7 +53,7 @@ class Plan:
     changed: tuple[Prediction, ...] = ()
     """The rows with these changes."""
     is_assumed: bool = False
-    """Whether the link is a default that nobody measured or gave."""
+    """Whether the link is a default, neither measured nor given."""
 
     @property
     def scaling(self) -> str:

@@ -256,21 +256,28 @@ def _faster_host(known: Knowledge, taken: Taken, seconds: float) -> Knowledge:
 def _over_hosts(known: Knowledge, taken: Taken, seconds: float, is_timed: bool) -> Knowledge:
     """Return `known` for a step over several hosts.
 
-    is_timed: the rate of the link was measured, so that a slower step is due to something else.
+    is_timed: the link was measured, so that a slower step is due to something else, and a faster
+    one shows that the link is better than when it was measured.
     """
-    if known.link is not None and (not is_timed or taken(known) > seconds):
-        link = known.link
-        low, high = (link.bandwidth, 100.0) if is_timed else (SLOWEST_LINK, 1.0)
+    link = known.link
+    if link is None or (is_timed and taken(known) <= seconds):
+        return _slower(lambda each: replace(known, beyond=each), taken, seconds)
 
-        def at_rate(rate: float) -> Knowledge:
-            return replace(known, link=replace(link, bandwidth=rate))
+    def at_rate(rate: float) -> Knowledge:
+        return replace(known, link=replace(link, bandwidth=rate))
 
-        known = at_rate(
-            falling_to(lambda each: taken(at_rate(each)), seconds, low, high * link.bandwidth)
+    def improved(factor: float) -> Knowledge:
+        better = Speed(link.latency / factor, factor * link.bandwidth, link.adding)
+        return replace(known, link=better)
+
+    if not is_timed:
+        # At most the nominal rate.
+        return at_rate(
+            falling_to(lambda each: taken(at_rate(each)), seconds, SLOWEST_LINK, link.bandwidth)
         )
-        if not is_timed or taken(known) <= seconds * _SAME:
-            return known
-    found = known
+    found = improved(falling_to(lambda each: taken(improved(each)), seconds, 1.0, 100.0))
+    if taken(found) <= seconds * _SAME:
+        return found
     return _slower(lambda each: replace(found, beyond=each), taken, seconds)
 
 

@@ -50,7 +50,7 @@ def read_workers(text: str) -> list[int]:
 
 
 def _between(found: list[int], last: int, text: str) -> list[int]:
-    """Return the numbers that three dots stand for, without `last`."""
+    """Return the numbers that three dots replace, without `last`."""
     before, now = found[-2:]
     steps, value = [], now
     doubles = now % before == 0 and (len(found) < 3 or now * found[-3] == before * before)

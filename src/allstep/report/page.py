@@ -23,6 +23,7 @@ from allstep.report.charts import charts
 from allstep.report.compare import compare, speed_up
 from allstep.report.ending import Status, status
 from allstep.report.facts import facts
+from allstep.report.gain import gain
 from allstep.report.glance import Glance, glance
 from allstep.report.heat import Heat, trust_heat
 from allstep.report.judge import judge
@@ -135,7 +136,7 @@ def _view(run: Run, number: int, first: Run, now: float) -> View:
         status=status(run.record, now),
         glance=shown,
         speed_up=speed_up(glance(first.record), shown) if number else None,
-        judgements=judge(run.record, now),
+        judgements=[*judge(run.record, now), *filter(None, [gain(run)])],
         scores=scores(run.record),
         split=found,
         shown_ranks=_shown_ranks(found) if found else (),

@@ -17,6 +17,8 @@ from allstep.process.python import run_module
 from allstep.world import LAUNCHERS
 
 MARK = "allstep-calibration "
+EFFORT = 1.0
+"""Factor on the seconds that each phase measures for."""
 _SECONDS = 600.0
 
 
@@ -35,6 +37,7 @@ def calibrate(
         "source": source,
         "overrides": list(overrides),
         "data": None if data is None else str(data.absolute()),
+        "effort": EFFORT,
     }
     where = ["-H", hosts] if hosts else ["-np", str(num_workers)]
     rank = run_module("allstep.study.calibration.rank", json.dumps(asked))

@@ -35,10 +35,10 @@ from allstep.errors import ConfigError, UserError
 from allstep.machine import allowed_cores
 from allstep.plan.calibration import Calibration, HostsTimes, HostTimes, StepTimes, Sums
 from allstep.plan.calibration_file import to_json
-from allstep.study.calibration.calibrate import MARK
+from allstep.study.calibration.calibrate import MARK, EFFORT
 from allstep.study.calibration.facts import cpu_name
 from allstep.study.calibration.sizes import sizes_of
-from allstep.study.calibration.step_watch import time_alone, time_input, time_together
+from allstep.study.calibration.step_watch import SECONDS, time_alone, time_input, time_together
 from allstep.train.config.check_sync import synchronous
 from allstep.train.config.run_config import RunConfig
 from allstep.train.folder.scratch import scratch
@@ -54,12 +54,19 @@ _SECONDS_TOGETHER = 3.0
 
 
 def calibrate_here(
-    source: str, overrides: Sequence[str], data: Path | None, world: World
+    source: str,
+    overrides: Sequence[str],
+    data: Path | None,
+    world: World,
+    effort: float = EFFORT,
 ) -> Calibration | None:
-    """Measure in the world of this process. Return the calibration on rank 0. A collective."""
+    """Measure in the world of this process. Return the calibration on rank 0. A collective.
+
+    effort: factor on the seconds that each phase measures for.
+    """
     config = agree.rank_0_decides(world, lambda: _checked(source, overrides, data, world.size))
     with scratch(world) as folder:
-        return _Measurement(config, world, folder).run()
+        return _Measurement(config, world, folder, effort).run()
 
 
 def _checked(source: str, overrides: Sequence[str], data: Path | None, size: int) -> RunConfig:
@@ -71,8 +78,9 @@ def _checked(source: str, overrides: Sequence[str], data: Path | None, size: int
 class _Measurement:
     """The phases of a calibration, on one rank."""
 
-    def __init__(self, config: RunConfig, world: World, folder: Path) -> None:
+    def __init__(self, config: RunConfig, world: World, folder: Path, effort: float) -> None:
         self.config, self.world, self.folder = config, world, folder
+        self.effort = effort
         self.num_hosts = len(set(agree.gather(world, world.host)))
         self.local = min(agree.gather(world, world.local_size))
         self.sizes = sizes_of(config.batch, config.batch_per_worker, self.local)
@@ -83,7 +91,11 @@ class _Measurement:
         alone = self._job(self.share, World.alone())
         steps = self._alone(alone) if world.rank == 0 else ()
         agree.gather(world, None)
-        own = time_alone(alone, self.share, _SECONDS_TOGETHER) if world.size > 1 else None
+        own = (
+            time_alone(alone, self.share, self.effort * _SECONDS_TOGETHER)
+            if world.size > 1
+            else None
+        )
         everyone = agree.gather(world, own)
         facts = self._facts(alone)
         nbytes = _nbytes(alone)
@@ -96,7 +108,7 @@ class _Measurement:
             job = self._job(self.share * world.size, world)
             shares = job.shares_weights
             usual = median(each.busy for each in times)
-            count = max(4, min(40, int(_SECONDS_TOGETHER / usual)))
+            count = max(4, min(40, int(self.effort * _SECONDS_TOGETHER / usual)))
             together = max(agree.gather(world, time_together(job, count)))
             host, hosts = self._groups(times, sum(nbytes), together)
             _close(job)
@@ -117,8 +129,8 @@ class _Measurement:
         for batch in self.sizes:
             if len(found) > 1 and found[-1].busy * batch / found[-1].batch > _LONGEST_STEP:
                 break
-            found.append(time_alone(job, batch))
-        each = time_input(job, self.share) / self.share
+            found.append(time_alone(job, batch, self.effort * SECONDS))
+        each = time_input(job, self.share, self.effort) / self.share
         return tuple(replace(step, input=max(step.input, each * step.batch)) for step in found)
 
     def _groups(
@@ -226,7 +238,7 @@ def main(request: str) -> None:
     try:
         world = comm.init()
         data = None if asked["data"] is None else Path(asked["data"])
-        found = calibrate_here(asked["source"], asked["overrides"], data, world)
+        found = calibrate_here(asked["source"], asked["overrides"], data, world, asked["effort"])
         comm.shutdown()
     except UserError as error:
         print_notice(str(error))

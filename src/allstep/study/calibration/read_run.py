@@ -2,7 +2,7 @@
 
 A run shows how long a worker computes, waits and updates, how much workers differ, and how many of
 them were on a host. It does not show when each gradient was ready, nor its bytes: these come from a
-calibration of the same model if there is one. Without one the gradients are taken as equal pieces
+calibration of the same model if there is one. Without one the gradients are taken as equal slices
 of the model, ready at even times, and the fixed part of a step as 0, so small shares come out too
 fast.
 """
@@ -23,7 +23,7 @@ from allstep.plan.prediction import Question, fitted, knowledge, predict
 from allstep.runlog import Fields, RunRecord, kept, number
 
 _PHASES = ("input", "compute", "wait", "update")
-_PIECES = 16
+_SLICES = 16
 _NOMINAL = Speed(50e-6, 12.5e9, inf)
 
 
@@ -113,10 +113,10 @@ def calibration_of_run(folder: Path, shape: Calibration | None) -> tuple[Calibra
 
 
 def _alike(times: RunTimes) -> Calibration:
-    """Return a calibration with equal pieces of the model, ready at even times."""
-    compute, each = times.compute, times.nbytes / _PIECES
+    """Return a calibration with equal slices of the model, ready at even times."""
+    compute, each = times.compute, times.nbytes / _SLICES
     forward = compute / 3
-    ready = tuple(forward + (compute - forward) * (1 - place / _PIECES) for place in range(_PIECES))
+    ready = tuple(forward + (compute - forward) * (1 - place / _SLICES) for place in range(_SLICES))
     update = median(times.by_rank["update"])
     step = StepTimes(times.share, forward, compute - forward, ready, update, 0.0, times.jitter)
     facts: dict[str, str | int | float] = {
@@ -124,7 +124,7 @@ def _alike(times: RunTimes) -> Calibration:
         "time": "a run",
         "cpu": str(times.world.get("host", "a host")),
     }
-    return Calibration((each,) * _PIECES, (step,), times.num_train, facts=facts)
+    return Calibration((each,) * _SLICES, (step,), times.num_train, facts=facts)
 
 
 def _fitted_to(times: RunTimes, shape: Calibration) -> tuple[Calibration, Knowledge]:
