@@ -8,11 +8,14 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allstep.comm.network.algorithms import ring
 from allstep.costs.allreduce import COSTS, by_slice, flat_ring
 from allstep.costs.speed import Speed
+from allstep.plan.fused_gradients import buckets_of
 from allstep.plan.models import MODELS, layers_of
 from allstep.plan.setting import (
     HOROVOD_2017,
@@ -25,6 +28,7 @@ from allstep.plan.setting import (
     profile_from_speed,
 )
 from allstep.plan.simulator import ALGORITHMS, allreduce, step
+from support.simulated_network import simulate
 
 FREE = Speed(0.0, math.inf, math.inf)
 
@@ -62,19 +66,55 @@ def close(a: float, b: float) -> bool:
 
 
 @given(profile=profiles(), cluster=clusters, policy=allreduces)
-def test_a_step_is_between_the_longer_part_and_the_sum_of_both(
+def test_a_step_is_between_computation_and_communication_and_their_sum(
     profile: Profile, cluster: Cluster, policy: Policy
 ) -> None:
+    """With T2 the seconds of the buckets that really travel, one after the other."""
     profile = replace(profile, update=0.0, input=0.0)
     found = step(profile, cluster, policy)
-    computation = found.compute + found.imbalance
-    # Every bucket travels once; as one bucket each, the gradients take at least as long.
-    parts = [each.nbytes for each in profile.gradients]
-    communication = 0.0
+    computation, communication = found.compute + found.imbalance, 0.0
     if cluster.size > 1:
-        communication = sum(allreduce(each, cluster, found.algorithm) for each in parts)
-    assert computation * (1 - 1e-9) <= found.seconds
-    assert found.seconds <= (computation + communication) * (1 + 1e-9) + 1e-9
+        communication = sum(
+            allreduce(each.nbytes, cluster, found.algorithm)
+            for each in buckets_of(profile.gradients, policy.buckets)
+        )
+    assert max(computation, communication) <= found.seconds * (1 + 1e-9) + 1e-12
+    assert found.seconds <= (computation + communication) * (1 + 1e-9) + 1e-12
+
+
+@given(profile=profiles(), cluster=clusters, overlap=st.booleans())
+def test_waiting_for_ticks_counts_as_communication(
+    profile: Profile, cluster: Cluster, overlap: bool
+) -> None:
+    profile = replace(profile, update=0.0, input=0.0)
+    policy = Policy("flat_ring", HOROVOD_2017, overlap)
+    found = step(profile, cluster, policy)
+    computation = found.compute + found.imbalance
+    number = len(profile.gradients)
+    # A bucket waits for the next tick; at most, each gradient is a bucket.
+    communication = number * HOROVOD_2017.tick
+    communication += sum(allreduce(each.nbytes, cluster, "flat_ring") for each in profile.gradients)
+    assert computation * (1 - 1e-9) <= found.seconds <= computation + communication + 1e-9
+
+
+@given(
+    profile=profiles(),
+    cluster=clusters,
+    policy=allreduces,
+    less=st.lists(st.floats(0, 1), min_size=12, max_size=12),
+)
+def test_fewer_bytes_with_the_same_buckets_are_never_slower(
+    profile: Profile, cluster: Cluster, policy: Policy, less: list[float]
+) -> None:
+    """Each bucket is one gradient here. With other boundaries, fewer buckets may start later."""
+    algorithm = "ring" if policy.algorithm == "auto" else policy.algorithm
+    policy = replace(policy, algorithm=algorithm, buckets=Buckets(limit=0.0))
+    smaller = tuple(
+        replace(each, nbytes=part * each.nbytes)
+        for each, part in zip(profile.gradients, less, strict=False)
+    )
+    fewer = step(replace(profile, gradients=smaller), cluster, policy).seconds
+    assert fewer <= step(profile, cluster, policy).seconds * (1 + 1e-9) + 1e-12
 
 
 @given(profile=profiles(), cluster=clusters, policy=policies)
@@ -227,6 +267,22 @@ def test_a_flat_ring_carries_all_bytes_over_each_link() -> None:
     assert flat_ring(8, 4, 1e8, link, inside) == pytest.approx(seconds)
     assert flat_ring(1, 4, 1e8, link, inside) == pytest.approx(2 * 3 / 4 * (0.01 + 4e-6))
     assert flat_ring(1, 1, 1e8, link, inside) == flat_ring(8, 4, 0, link, inside) == 0
+
+
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 1), (2, 3), (5, 1), (4, 2)])
+def test_a_flat_ring_takes_as_long_as_the_ring_that_runs(hosts: int, per_host: int) -> None:
+    """The ring over threads with a counted clock; all connections alike, and adding free."""
+    link = Speed(1e-4, 1e8, math.inf)
+    for numel in (40, 40_000):  # a chunk is one message
+        run = simulate(
+            hosts * per_host,
+            lambda exchange, numel=numel: ring.run(
+                exchange, torch.ones(numel), exchange.combine(torch.add)
+            ),
+            link,
+        )
+        found = flat_ring(hosts, per_host, 4 * numel, link, link)
+        assert run.seconds == pytest.approx(found, rel=1e-6 + hosts * per_host / numel)
 
 
 def test_more_servers_are_faster_and_a_huge_tensor_limits_them() -> None:

@@ -13,6 +13,7 @@ from allstep.console.progress_bar import step_bar
 if TYPE_CHECKING:
     from allstep.bench import CommResult, Result
     from allstep.bench.data.result import DataResult
+    from allstep.bench.plan.result import PlanResult
     from allstep.bench.recover.result import RecoverResult
     from allstep.bench.step.result import StepResult
     from allstep.bench.sync.result import SyncResult
@@ -236,6 +237,35 @@ def sync(
 
 
 @bench.command()
+def plan(
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            callback=between("--workers", 2, MOST),
+            help="Largest number of workers to measure; 16 adds a configuration without target.",
+        ),
+    ] = 8,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, help="Measured steps of each configuration.")
+    ] = 8,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Compare predicted steps with measured ones, on several hosts made on this machine.
+
+    Layers sleep instead of computing, so that 8 workers fit on 2 cores; gradients, buckets and
+    network are real. Hosts are network namespaces, which only root can make.
+    """
+    from allstep.bench.plan.measure import measure_plan, num_turns
+
+    _check(json, plot)
+    with step_bar(num_turns(workers)) as progress:
+        result = measure_plan(workers, steps, progress)
+    _show(result, json, plot)
+
+
+@bench.command()
 def data(
     where: Annotated[
         list[str], typer.Argument(metavar="SRC...", help="Images: shards, a folder or idx files.")
@@ -279,7 +309,9 @@ def _check(json: Path | None, plot: Path | None) -> None:
 
 
 def _show(
-    result: "Result | CommResult | StepResult | DataResult", json: Path | None, plot: Path | None
+    result: "Result | CommResult | StepResult | DataResult | PlanResult",
+    json: Path | None,
+    plot: Path | None,
 ) -> None:
     """Print the table and write the files; the table goes to stderr if JSON goes to stdout."""
     _print(result, json)
@@ -288,7 +320,9 @@ def _show(
 
 
 def _print(
-    result: "Result | CommResult | StepResult | DataResult | RecoverResult | SyncResult",
+    result: (
+        "Result | CommResult | StepResult | DataResult | PlanResult | RecoverResult | SyncResult"
+    ),
     json: Path | None,
 ) -> None:
     from rich.console import Console

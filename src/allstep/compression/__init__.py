@@ -19,8 +19,16 @@ the number of elements, so both ends of a link know it and no header is needed.
 May import: `errors`. Start with `blocks`, then `two_bit`.
 """
 
-from allstep.compression.blocks import Codec, decode, encode, encoded_nbytes
+from allstep.compression.blocks import Codec, add_decoded, decode, encode, encoded_nbytes
 from allstep.compression.codec_text import codec_from
 from allstep.compression.error_feedback import ErrorFeedback
 
-__all__ = ["Codec", "ErrorFeedback", "codec_from", "decode", "encode", "encoded_nbytes"]
+__all__ = [
+    "Codec",
+    "ErrorFeedback",
+    "add_decoded",
+    "codec_from",
+    "decode",
+    "encode",
+    "encoded_nbytes",
+]

@@ -85,6 +85,18 @@ def decode(codec: Codec, encoded: Tensor, out: Tensor) -> Tensor:
     return out
 
 
+def add_decoded(codec: Codec, encoded: Tensor, to: Tensor) -> None:
+    """Add the values of `encoded` to `to`, block by block."""
+    check_values(to)
+    check_encoded(codec, encoded, to.numel())
+    scratch = torch.empty(min(to.numel(), codec.block or to.numel()))
+    for block in blocks(codec, to.numel()):
+        part = to[block.elements]
+        sent = scratch[: part.numel()]
+        codec.decode_block(encoded[block.encoded], sent)
+        part.add_(sent)
+
+
 def room_for(codec: Codec, numel: int, out: Tensor | None) -> Tensor:
     """Return `out`, or new memory for the encoding of `numel` elements."""
     if out is None:

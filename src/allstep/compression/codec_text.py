@@ -6,6 +6,7 @@ text            what is sent                                       bytes of 4 (f
 none            values unchanged
 fp16, bf16      half precision                                     2
 int8            8 bits for each value, a scale for each block      1
+2bit            a scale for each block, its negative, or 0         1/4
 2bit:0.5        MXNet's: the threshold, its negative, or 0         1/4
 1bit            the sign, a scale for each block                   1/8
 1bit:0          MXNet's: 1 above the threshold, else -1            1/8
@@ -62,20 +63,24 @@ def _int8(kind: str, argument: str | None) -> Codec:
 
 
 def _two_bit(kind: str, argument: str | None) -> Codec:
-    threshold = _number(argument, "2bit:t with a threshold t above 0, such as 2bit:0.5")
+    if argument is None:
+        return TwoBit(kind, None)
+    threshold = _number(
+        argument, "2bit, or 2bit:t with MXNet's threshold t above 0, such as 2bit:0.5"
+    )
     if threshold <= 0:
         raise ValueError(
             f"the threshold {threshold:g} is not above 0; gradients of its size are"
             " sent, so choose one near their largest values, such as 2bit:0.5"
         )
-    return TwoBit(f"{kind}:{threshold:g}", threshold)
+    return TwoBit(f"{kind}:{_digits(threshold)}", threshold)
 
 
 def _one_bit(kind: str, argument: str | None) -> Codec:
     if argument is None:
         return OneBit(kind, None)
     threshold = _number(argument, "1bit, or 1bit:t with MXNet's threshold t, such as 1bit:0")
-    return OneBit(f"{kind}:{threshold:g}", threshold)
+    return OneBit(f"{kind}:{_digits(threshold)}", threshold)
 
 
 def _top_k(kind: str, argument: str | None) -> Codec:
@@ -85,7 +90,7 @@ def _top_k(kind: str, argument: str | None) -> Codec:
     percent = _number(argument.removesuffix("%"), expected)
     if not 0 < percent <= 100:
         raise ValueError(f"expected {expected}")
-    return TopK(f"{kind}:{percent:g}%", percent / 100)
+    return TopK(f"{kind}:{_digits(percent)}%", percent / 100)
 
 
 def _power_sgd(kind: str, argument: str | None) -> Codec:
@@ -111,6 +116,12 @@ CODECS: dict[str, Callable[[str, str | None], Codec]] = {
 def _refuse(kind: str, argument: str | None) -> None:
     if argument is not None:
         raise ValueError(f"{kind} takes no number; write {kind}")
+
+
+def _digits(number: float) -> str:
+    """Return a number as short text that another process reads as the same number."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 def _number(argument: str | None, expected: str) -> float:

@@ -72,7 +72,7 @@ class KVStore:
 
     def __init__(self, kind: StoreKind, values: KeyValues) -> None:
         self._kind, self._values = kind, values
-        self._compression = PushCompression()
+        self._compression = PushCompression(sends=values.sends)
         # Also at the end of the process, so that the other workers know at once.
         self._end = weakref.finalize(self, values.close)
         at_shutdown(self.close)
@@ -227,13 +227,13 @@ class KVStore:
     _set_updater = set_updater
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Quantize pushes from now on; all workers call it together, before the first push.
+        """Compress from now on; all workers call it together, before the first push.
 
-        compression_params: such as {"type": "2bit", "threshold": 0.5}; see `push_compression`.
+        compression_params: such as {"type": "2bit", "threshold": 0.5} for pushes; with the setting
+        "pull", such as "2bit" or "bf16", pulls between hosts too. See `push_compression`.
         """
         self._check_open()
-        text = self._compression.choose(self._kind, compression_params)
-        self._values.agree("set_gradient_compression", text)
+        self._values.set_codecs(self._compression.choose(self._kind, compression_params))
 
     # All workers
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.parallel.exchange import Listener, Named, Rule
+from allstep.parallel.exchange.buckets import BUCKET
 
 
 @dataclass
@@ -16,6 +17,7 @@ class Replicas:
     this optimizer from others on the same group; called like `group`. `rule`: the reduction.
     `passes`: backward passes that are added up before a step. `listener`: notified of each
     reduction. `overlap`: whether gradients are reduced during backward(); None: where it helps.
+    `bucket`: bytes that are then reduced together.
     """
 
     named: list[Named]
@@ -25,3 +27,4 @@ class Replicas:
     passes: int = 1
     listener: Listener | None = None
     overlap: bool | None = None
+    bucket: int = BUCKET

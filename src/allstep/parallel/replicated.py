@@ -212,9 +212,8 @@ class ReplicatedOptimizer(Optimizer):
         if self._exchange is None:
             each = self._replicas
             key = f"{each.key()}/{len(self.param_groups)}"
-            self._exchange = AllReduce(
-                each.group(), key, each.named, each.rule, each.overlap, each.listener
-            )
+            how = each.rule, each.overlap, each.listener, each.bucket
+            self._exchange = AllReduce(each.group(), key, each.named, *how)
         return self._exchange
 
     def _reduce_with(self, exchange: Exchange) -> None:

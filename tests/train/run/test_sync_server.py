@@ -1,5 +1,7 @@
 """`sync=server` has the bits of `allreduce` and of `share_weights`."""
 
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,12 @@ from allstep.train.checkpoint import write_and_read as checkpoint
 from allstep.train.config.check_config import check_config
 from allstep.train.config.check_sync import check_hosts
 from allstep.train.run.loop import train
+from allstep.train.step.pushing import unused_servers
+from allstep.train.watch.sync_line import servers_text, sync_line
 from allstep.world import World
+from support.allstep_command import run
+from support.callback_events import opening
+from support.hosts import SshHosts
 
 # A batch of 51 leaves shares of 26 and 25 samples, and a short last batch.
 SHORT = ["precision=float32", "epochs=1", "data.validation=50", "batch=51", "save.seconds=null"]
@@ -56,8 +63,86 @@ def test_what_does_not_fit_is_an_error(overrides: list[str], sentence: str) -> N
         check_config(read_config("digits", overrides), 2)
 
 
-def test_several_hosts_are_not_supported_yet() -> None:
+@pytest.mark.parametrize(
+    ("hosts", "overrides"),
+    [("aaab", ["optimizer=adamw"]), ("abc", ["optimizer=lars", "optimizer.lr=1"])],
+)
+def test_over_hosts_each_slice_has_one_server(ranks: Any, hosts: str, overrides: list[str]) -> None:
+    """Uneven hosts: ranks 1 and 2 have no lane, so they serve nothing. Three hosts add as star."""
+    found = ranks(
+        len(hosts),
+        last_checkpoints,
+        overrides,
+        hosts=list(hosts),
+        env={"ALLSTEP_ALGORITHM": "star"},
+    )
+    allreduce, shared, server = found[0]
+    for other in (shared, server):
+        assert other.state == allreduce.state
+        for name, tensor in [*allreduce.weights.items(), *allreduce.optimizer.items()]:
+            assert torch.equal((other.weights | other.optimizer)[name], tensor), name
+
+
+def test_pushes_over_several_hosts_are_not_supported_yet() -> None:
     world = World(0, 4, 0, 2, 0, 2, "h1", "allstep")
-    check_hosts(read_config("digits", []), world)
+    for mode in ([], ["sync=server"]):
+        check_hosts(read_config("digits", mode), world)
     with pytest.raises(ConfigError, match="on one host only so far, and this one has 2 of the 4"):
-        check_hosts(read_config("digits", ["sync=server"]), world)
+        check_hosts(read_config("digits", ["sync=async"]), world)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "more", "expected"),
+    [
+        (("h1",) * 2, {"num_owners": 2}, "2 workers serve 4 MB each"),
+        (("h1", "h1", "h2", "h2"), {"num_owners": 4}, "4 workers on 2 hosts serve 2 MB each"),
+        (
+            ("h1", "h1", "h2", "h2"),
+            {"num_owners": 2, "undo_nbytes": 8},
+            "2 workers on each host serve 4 MB each",
+        ),
+    ],
+)
+def test_the_banner_names_the_servers(
+    hosts: tuple[str, ...], more: dict[str, int], expected: str
+) -> None:
+    config = read_config("digits", ["sync=server"]).resolved(len(hosts))
+    made = opening(config=config, hosts=hosts, nbytes=8_000_000, **more)
+    assert sync_line(config, len(hosts), servers_text(made)).endswith(f"updates it; {expected}")
+
+
+def test_servers_that_are_not_used_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read_config("digits", ["sync=server"]).resolved(2)
+    assert unused_servers(config) == []
+    monkeypatch.setenv("ALLSTEP_SERVERS", "2")
+    assert unused_servers(config)[0].startswith("2 servers of --servers: not used, since")
+
+
+TRAIN = """
+    import torch
+    import allstep
+    from pathlib import Path
+    from allstep.train import read_config
+    from allstep.train.checkpoint import write_and_read as checkpoint
+    from allstep.train.run.loop import train
+
+    world, found = allstep.init(), []
+    for mode in ("allreduce", "server"):
+        out = Path.cwd() / mode
+        train(read_config("digits", [*OPTIONS, f"sync={mode}"]), world, out)
+        if world.rank == 0:
+            found.append(checkpoint.read(checkpoint.written(out / "checkpoints")[0]))
+    if world.rank == 0:
+        one, other = (each.weights | each.optimizer for each in found)
+        print(sum(not torch.equal(one[name], other[name]) for name in one), len(one) == len(other))
+"""
+
+
+def test_a_server_between_real_hosts(two_hosts: SshHosts, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    options = [*SHORT, "batch=300", "optimizer=adamw"]
+    path.write_text(textwrap.dedent(TRAIN).replace("OPTIONS", repr(options)))
+    hosts = ["-H", "h1:1,h2:1", "--ssh", two_hosts.ssh]
+    done = run("run", *hosts, sys.executable, str(path), cwd=tmp_path)
+    assert done.code == 0, done.err + done.out
+    assert "0 True" in done.out

@@ -26,6 +26,7 @@ from allstep.comm.memory import reduce as summing
 from allstep.comm.memory.arena import Arena, Call
 from allstep.comm.memory.reduce import Combine
 from allstep.comm.network.lane import Lane
+from allstep.comm.network.owner_parts import Parts
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ class Crossing:
         """Sum `flat`, the slice of this rank, over the hosts, in place."""
         if self.lane is not None and flat.numel():
             self.lane.all_reduce(flat, combine)
+
+    def sum_for_owners(self, parts: Parts, combine: Combine) -> None:
+        """Sum parts over the hosts, each for its owner: that of host k gets `parts[k]`."""
+        if self.lane is not None:
+            self.lane.sum_for_owners(parts, combine)
+
+    def from_owners(self, parts: Parts) -> None:
+        """Receive the parts of the other hosts' owners in place, and send them ours."""
+        if self.lane is not None:
+            self.lane.from_owners(parts)
 
     def slices(self, flat: Tensor, num_ranks: int) -> list[Tensor]:
         """Return the slice of each rank of the host, the same on every host.

@@ -13,6 +13,7 @@ from allstep.comm.group.across_hosts import Crossing
 from allstep.comm.group.plan import Plan
 from allstep.comm.memory.arena import Arena, Call
 from allstep.comm.memory.reduce import Combine
+from allstep.comm.network.owner_parts import Parts
 from allstep.comm.timeline import recorder
 from allstep.comm.timeline.recorder import ADDING, BETWEEN_HOSTS, WAITING
 
@@ -52,6 +53,13 @@ class RecordedCrossing(Crossing):
             )
             plain = combine.plain if isinstance(combine, RecordedCombine) else combine
             recorder.during(f"{BETWEEN_HOSTS}: {algorithm.name}", super().carry, flat, plain)
+
+    def sum_for_owners(self, parts: Parts, combine: Combine) -> None:
+        plain = combine.plain if isinstance(combine, RecordedCombine) else combine
+        recorder.during(f"{BETWEEN_HOSTS}: to owners", super().sum_for_owners, parts, plain)
+
+    def from_owners(self, parts: Parts) -> None:
+        recorder.during(f"{BETWEEN_HOSTS}: from owners", super().from_owners, parts)
 
 
 def recorded(argument: Any) -> Any:

@@ -14,6 +14,7 @@ from allstep.comm.health.helper_thread import call_in_thread
 from allstep.comm.network.algorithms import Algorithm, GlooLink, Speed, choose, measure_speed
 from allstep.comm.network.algorithms.point_to_point import Combine
 from allstep.comm.network.gloo import GlooTransport
+from allstep.comm.network.owner_parts import Parts, from_owners, sum_for_owners
 
 
 class Lane:
@@ -44,6 +45,14 @@ class Lane:
         """Sum over all hosts, in place. `flat` is contiguous, one-dimensional and not empty."""
         algorithm = self.algorithm_for(flat.numel() * flat.element_size())
         call_in_thread(lambda: algorithm.run(self._link.operation(), flat, combine), self._check)
+
+    def sum_for_owners(self, parts: Parts, combine: Combine) -> None:
+        """Sum the parts of all hosts, each for its owner; see `owner_parts`."""
+        call_in_thread(lambda: sum_for_owners(self._link.operation(), parts, combine), self._check)
+
+    def from_owners(self, parts: Parts) -> None:
+        """Receive the parts that other hosts own, and send them ours."""
+        call_in_thread(lambda: from_owners(self._link.operation(), parts), self._check)
 
     def algorithm_for(self, nbytes: int) -> Algorithm:
         """Return the algorithm for `nbytes` bytes; call `get_ready` before."""

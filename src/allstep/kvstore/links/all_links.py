@@ -38,13 +38,37 @@ _BYE_SECONDS = 2.0
 _COMM_ERRORS = {error.__name__: error for error in (CollectiveMismatch, CommError, PeerLost)}
 
 
+Room = Tensor | Callable[[], Tensor] | None
+"""Bytes, or what returns them when they are needed."""
+
+
 class Request(NamedTuple):
-    """A message to one server. payload: bytes to send. answer: room for those of the answer."""
+    """A message to one server.
+
+    payload: bytes to send; they may change once they are sent. answer: room for those of the
+    answer. arrived: called with header and room of an answer that is no error.
+    """
 
     server: int
     header: Header
-    payload: Tensor | None = None
-    answer: Tensor | None = None
+    payload: Room = None
+    answer: Room = None
+    arrived: Callable[[Header, Tensor | None], None] | None = None
+
+
+class _Waiting(NamedTuple):
+    """An answer that is on its way."""
+
+    incoming: Incoming
+    request: Request
+    room: Tensor | None
+
+    def wait(self) -> tuple[int, Header]:
+        """Return its server and its header, once it is here."""
+        header = self.incoming.wait()
+        if header.status == OK and self.request.arrived is not None:
+            self.request.arrived(header, self.room)
+        return self.request.server, header
 
 
 class Links:
@@ -60,31 +84,27 @@ class Links:
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def run(self, requests: Sequence[Request], text: str) -> list[Header]:
-        """Send all requests and wait for their answers; return those of each server in order.
-
-        text: what this worker does, for reports.
-        """
+    def run(self, requests: Sequence[Request], text: str) -> None:
+        """Send all requests and wait for their answers. text: the call, for reports."""
         found: list[tuple[int, Header]] = self._guarded(lambda: self._run(requests), text)
         self._raise_from({server for server, header in found if header.status != OK}, text)
-        return [header for _, header in found]
 
     def run_on_all(self, header: Header, text: str, payload: Tensor | None = None) -> None:
         """Send one request that has no answer to all servers."""
         self.run([Request(server, header, payload) for server in range(len(self))], text)
 
     def _run(self, requests: Sequence[Request]) -> list[tuple[int, Header]]:
-        pending: list[deque[Incoming]] = [deque() for _ in self._pairs]
+        pending: list[deque[_Waiting]] = [deque() for _ in self._pairs]
         found = []
-        for server, header, payload, answer in requests:
-            if header.kind in ANSWERED:
-                while len(pending[server]) >= _WINDOW:
-                    found.append((server, pending[server].popleft().wait()))
-                pending[server].append(self._pairs[server].begin_receive(answer))
-            self._pairs[server].send(header, payload)
-        for server, waiting in enumerate(pending):
-            found += [(server, each.wait()) for each in waiting]
-        return found
+        for request in requests:
+            pair, waiting = self._pairs[request.server], pending[request.server]
+            if request.header.kind in ANSWERED:
+                while len(waiting) >= _WINDOW:
+                    found.append(waiting.popleft().wait())
+                room = _made(request.answer)
+                waiting.append(_Waiting(pair.begin_receive(room), request, room))
+            pair.send(request.header, _made(request.payload))
+        return found + [each.wait() for waiting in pending for each in waiting]
 
     def ask(
         self, server: int, header: Header, text: str, payload: Tensor | None = None
@@ -205,6 +225,10 @@ class Links:
         for pair in self._pairs:
             pair.send(Header(Kind.BYE))
             pair.close()
+
+
+def _made(room: Room) -> Tensor | None:
+    return room() if callable(room) else room
 
 
 class _End:

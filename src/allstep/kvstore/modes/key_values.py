@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from allstep.kvstore.memory.key_memory import StoredKey
+from allstep.kvstore.rules.codecs import Codecs
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
 from allstep.kvstore.updates.row_updates import Rows
@@ -20,6 +21,8 @@ class KeyValues(Protocol):
 
     rank: int
     num_workers: int
+    sends: bool
+    """Whether pushes are sent to servers: they are encoded then, if a codec is chosen."""
     keys: dict[Key, StoredKey]
     chosen: OptimizerClass | None
     """The optimizer; None before `set_optimizer`."""
@@ -57,8 +60,8 @@ class KeyValues(Protocol):
     def put_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
         """Set the state of keys. All workers call this together."""
 
-    def agree(self, call: str, text: str) -> None:
-        """Raise UserError on all workers if they pass different texts. call: for the error."""
+    def set_codecs(self, codecs: Codecs) -> None:
+        """Encode what is sent from now on. All workers call this together, with the same codecs."""
 
     def barrier(self) -> None:
         """Wait until all workers have called this."""

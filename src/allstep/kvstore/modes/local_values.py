@@ -21,6 +21,7 @@ from allstep.kvstore.memory.key_memory import (
 from allstep.kvstore.memory.row_batches import batches_in_turn
 from allstep.kvstore.memory.slice_locks import ThreadLock
 from allstep.kvstore.modes.key_values import Updater
+from allstep.kvstore.rules.codecs import Codecs
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.updates.key_optimizer import (
     KeyOptimizer,
@@ -42,7 +43,7 @@ from allstep.kvstore.updates.states_file import (
 class LocalValues:
     """Values of this process alone; implements `KeyValues`."""
 
-    rank, num_workers = 0, 1
+    rank, num_workers, sends = 0, 1, False
 
     def __init__(self) -> None:
         self.keys: dict[Key, StoredKey] = {}
@@ -133,7 +134,7 @@ class LocalValues:
             with self.locked(self.keys[key]):
                 put_state(self.keys[key], self.optimizers[key], values)
 
-    def agree(self, call: str, text: str) -> None: ...
+    def set_codecs(self, codecs: Codecs) -> None: ...
 
     def barrier(self) -> None: ...
 

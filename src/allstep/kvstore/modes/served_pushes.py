@@ -13,7 +13,8 @@ pull of its key before it: the server knows the version of a gradient from that 
 """
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ from allstep.errors import UserError
 from allstep.kvstore.links.all_links import Request
 from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
 from allstep.kvstore.memory.slice_locks import ThreadLock
+from allstep.kvstore.modes.key_wire import KeyWire
 from allstep.kvstore.modes.served_values import ServedValues
-from allstep.kvstore.modes.store_servers import StoreServers
 from allstep.kvstore.rules.headers import Kind
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
@@ -35,8 +36,7 @@ class ServedPushes(ServedValues):
     """Mode async: each push is an update on the servers; implements `KeyValues`."""
 
     def __init__(self, kind: StoreKind) -> None:
-        self.kind = kind
-        self.servers = StoreServers(kind)
+        super().__init__(kind)
         self.rank, self.num_workers = self.servers.rank, self.servers.size
         self.keys: dict[Key, StoredKey] = {}
         self.chosen: OptimizerClass | None = None
@@ -47,11 +47,18 @@ class ServedPushes(ServedValues):
         placed = self.servers.place(forms)
         self.servers.from_rank_0("init", lambda: self.servers.send_values(placed, values))
         for form in placed:
-            # Never touched, so it takes no memory: values are on the servers.
+            # Untouched, it takes no memory: values are on the servers. A compressed pull needs it.
             memory = memoryview(mmap.mmap(-1, form.place(1, 0).end))
             stored = StoredKey(form, memory, lambda _: ThreadLock(), 1)
             self.keys[form.key] = stored
+            self.connect([stored])
             self.has_pulled(stored)
+
+    def connect(self, added: Sequence[StoredKey]) -> None:
+        """Prepare to send these keys: residuals and held values are this worker's own."""
+        for stored in added:
+            parts = self.servers.parts[stored.key]
+            self.wires[stored.key] = KeyWire(stored, parts, self.codecs)
 
     def set_optimizer(self, chosen: OptimizerClass) -> None:
         """Update with this optimizer on the servers, which keep its state if settings change."""
@@ -67,7 +74,7 @@ class ServedPushes(ServedValues):
         values = {key: torch.empty(each.shape, dtype=each.dtype) for key, each in self.keys.items()}
         if self.rank == 0:
             for key, stored in self.keys.items():
-                self.pull(stored, [values[key].view(-1)])
+                self._receive_exact(stored, range(len(stored.slices)), values[key].view(-1))
         self.servers.collect("set_optimizer, pulled", "")
         self.servers.place_whole()
         if values:
@@ -79,25 +86,33 @@ class ServedPushes(ServedValues):
     def push(self, stored: StoredKey, gradient: Tensor) -> None:
         """Send a gradient."""
         self._check_optimizer(stored)
-        requests = self.servers.requests(Kind.PUSH, stored, gradient=gradient)
+        requests = self._pushes(stored, gradient, Kind.PUSH)
         self.servers.run(requests, f"push of key {stored.key!r}")
+
+    def _pushes(self, stored: StoredKey, gradient: Tensor, kind: Kind) -> list[Request]:
+        wire = self.wires[stored.key]
+        return [wire.push(each.index, partial(each.of, gradient), kind) for each in stored.slices]
 
     def pushpull(self, stored: StoredKey, gradient: Tensor, outs: Sequence[Tensor]) -> None:
         """Send a gradient and receive the value after its update."""
         self._check_optimizer(stored)
         out = outs[0] if outs else torch.empty_like(gradient)
-        requests = self.servers.requests(Kind.PUSHPULL, stored, gradient=gradient, out=out)
+        wire = self.wires[stored.key]
+        pushes = self._pushes(stored, gradient, Kind.PUSHPULL)
+        requests = [wire.pull(index, out, pushed) for index, pushed in enumerate(pushes)]
         self._receive(stored, requests, outs, f"pushpull of key {stored.key!r}")
 
     def pull(self, stored: StoredKey, outs: Sequence[Tensor]) -> None:
         """Receive the value after this worker's last push."""
-        requests = self.servers.requests(Kind.PULL, stored, out=outs[0])
+        wire = self.wires[stored.key]
+        requests = [wire.pull(each.index, outs[0]) for each in stored.slices]
         self._receive(stored, requests, outs, f"pull of key {stored.key!r}")
 
     def _receive(
         self, stored: StoredKey, requests: Sequence[Request], outs: Sequence[Tensor], text: str
     ) -> None:
         self.servers.run(requests, text)
+        self.wires[stored.key].has_pulled()
         self.has_pulled(stored)
         for other in outs[1:]:
             other.copy_(outs[0])
@@ -111,9 +126,14 @@ class ServedPushes(ServedValues):
             for index, (start, end) in enumerate(stored.form.spans)
             if bool(((numbers * width < end) & ((numbers + 1) * width > start)).any())
         ]
-        requests = self.servers.requests(Kind.PULL, stored, out=value, only=only)
-        self.servers.run(requests, f"row_sparse_pull of key {stored.key!r}")
+        self._receive_exact(stored, only, value)
         return value.view(stored.shape)[numbers]
+
+    def _receive_exact(self, stored: StoredKey, indexes: Iterable[int], value: Tensor) -> None:
+        """Receive parts of the value as the servers have them."""
+        wire = self.wires[stored.key]
+        requests = [wire.whole(index, value) for index in indexes]
+        self.servers.run(requests, f"pull of key {stored.key!r}")
 
     def has_pulled(self, stored: StoredKey) -> None:
         """Note that this worker has the value of a key; for modes that bound ages."""

@@ -13,21 +13,25 @@ over the links of all its workers.
     push     contribute; if all workers of the host have: sum and send
     pull     for chunks of slices: lock, request what is missing, receive into shared memory, copy
 
+Where pushes are compressed, the sum of a host is encoded, not the gradient of each worker: what
+does not cross a link loses nothing, and one sum has the bytes of one gradient. What it drops
+belongs to the host, so it is in shared memory: another worker may send the next sum. Pulls are the
+same bytes for all hosts, so their weights stay equal.
+
 A push never waits for another host, so no order of pushes and pulls can block two hosts. A lost
 worker on any host ends the store with PeerLost: the rounds cannot be completed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
-import torch
 from torch import Tensor
 
-from allstep.kvstore.memory.key_memory import KeyShape, Slice, StoredKey
+from allstep.kvstore.memory.key_memory import KeyShape, Slice, StoredKey, tensor_in
 from allstep.kvstore.modes.each_round import EachRound
+from allstep.kvstore.modes.key_wire import KeyWire
 from allstep.kvstore.modes.served_values import ServedValues
-from allstep.kvstore.modes.store_servers import StoreServers
-from allstep.kvstore.rules.headers import Kind
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
@@ -43,9 +47,9 @@ class ServedRounds(ServedValues, EachRound):
     """Mode sync with servers: an update once all workers of all hosts have pushed."""
 
     def __init__(self, kind: StoreKind) -> None:
-        self.servers = StoreServers(kind)
+        ServedValues.__init__(self, kind)
         try:
-            super().__init__(kind, self.servers.members)
+            EachRound.__init__(self, kind, self.servers.members)
         except BaseException:
             self.servers.close()
             raise
@@ -56,12 +60,29 @@ class ServedRounds(ServedValues, EachRound):
     def _add(self, forms: Sequence[KeyShape], values: Mapping[Key, Tensor]) -> None:
         placed = self.servers.place(forms)
         added = self.stored_keys(placed)
+        self.connect(added)
         self.servers.from_rank_0("init", lambda: self.servers.send_values(placed, values))
         if self.parties.rank == 0:
             for stored in added:
-                self._receive(stored, range(len(stored.slices)), 0)
+                wire = self.wires[stored.key]
+                requests = [wire.whole(each.index, stored.flat) for each in stored.slices]
+                self.servers.run(requests, "init")
         self.servers.barrier(needs_all=True)
         self.keys.update({stored.key: stored for stored in added})
+
+    def connect(self, added: Sequence[StoredKey]) -> None:
+        """Prepare to send these keys: the residual of a host's sums is in its shared memory."""
+        for stored in added:
+            push, _ = self.codecs.of(stored.dtype)
+            residual = None if push is None else self._shared_residual(stored.form)
+            wire = KeyWire(stored, self.servers.parts[stored.key], self.codecs, residual)
+            # Shared memory holds the value from `init` on.
+            wire.has_pulled()
+            self.wires[stored.key] = wire
+
+    def _shared_residual(self, form: KeyShape) -> Tensor:
+        memory = self.parties.allocate(max(1, form.numel * form.dtype.itemsize))
+        return tensor_in(memory, 0, form.dtype, form.numel)
 
     def set_optimizer(self, chosen: OptimizerClass) -> None:
         """Update with this optimizer on the servers, which keep its state if settings change."""
@@ -113,21 +134,17 @@ class ServedRounds(ServedValues, EachRound):
         return all(stored.workers[stored.number(each, 0)] >= number for each in workers)
 
     def _send(self, stored: StoredKey) -> None:
-        """Send the sum of all contributions of the host, slice by slice."""
-        text = f"push of key {stored.key!r}"
-        if self.parties.size == 1:
-            total = stored.contributions[0]
-        else:
-            # In memory of its own: a contribution stays as it is until the round is complete.
-            total = torch.empty_like(stored.flat)
-        for each in stored.slices:
-            part = slice(each.start, each.end)
-            if self.parties.size > 1:
-                total[part] = self._sum([own[part] for own in stored.contributions], stored.dtype)
-            only = [each.index]
-            self.servers.run(
-                self.servers.requests(Kind.PUSH, stored, gradient=total, only=only), text
-            )
+        """Send the sum of all contributions of the host; slices are added as they are sent."""
+        wire = self.wires[stored.key]
+        requests = [
+            wire.push(each.index, partial(self._host_sum, stored, each)) for each in stored.slices
+        ]
+        self.servers.run(requests, f"push of key {stored.key!r}")
+
+    def _host_sum(self, stored: StoredKey, each: Slice) -> Tensor:
+        """Return the sum of a slice, in memory that the next one overwrites."""
+        parts = [each.of(own) for own in stored.contributions]
+        return parts[0] if len(parts) == 1 else self._sum(parts, stored.dtype)
 
     def _finish(self, stored: StoredKey, number: int, outs: Sequence[Tensor]) -> None:
         """Wait for round `number`, receive what this host does not have, and copy the value."""
@@ -141,8 +158,6 @@ class ServedRounds(ServedValues, EachRound):
                 missing = [each.index for each in chunk if each.num_updates < number]
                 if missing:
                     self._receive(stored, missing, number)
-                    for index in missing:
-                        self._count(stored.slices[index], number)
                 for each in chunk:
                     self.copy_slice(stored, each, outs)
 
@@ -155,10 +170,17 @@ class ServedRounds(ServedValues, EachRound):
             yield slices[start : start + _CHUNK]
 
     def _receive(self, stored: StoredKey, indexes: Sequence[int], number: int) -> None:
-        """Receive slices of a round into the memory of the host."""
-        requests = self.servers.requests(
-            Kind.PULL, stored, out=stored.flat, number=number, only=indexes
-        )
+        """Receive slices of a round into the memory of the host, and count it for each."""
+        wire = self.wires[stored.key]
+        requests = [
+            wire.pull(
+                index,
+                stored.flat,
+                number=number,
+                done=partial(self._count, stored.slices[index], number),
+            )
+            for index in indexes
+        ]
         self.servers.run(requests, f"pull of key {stored.key!r}")
 
     @staticmethod

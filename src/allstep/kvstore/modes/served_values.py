@@ -6,12 +6,14 @@ from torch import Tensor
 
 from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
 from allstep.kvstore.modes.key_values import Updater
+from allstep.kvstore.modes.key_wire import KeyWire
 from allstep.kvstore.modes.store_servers import (
     StoreServers,
     described,
     refuse_rows,
     refuse_updater,
 )
+from allstep.kvstore.rules.codecs import Codecs
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
@@ -26,6 +28,13 @@ class ServedValues:
     servers: StoreServers
     keys: dict[Key, StoredKey]
     chosen: OptimizerClass | None
+    sends = True
+
+    def __init__(self, kind: StoreKind) -> None:
+        self.kind = kind
+        self.codecs = Codecs()
+        self.wires: dict[Key, KeyWire] = {}
+        self.servers = StoreServers(kind)
 
     def add(self, values: Mapping[Key, Tensor]) -> None:
         """Store new keys with the values of rank 0, on the servers and in each host's memory."""
@@ -61,6 +70,12 @@ class ServedValues:
         self.servers.barrier(needs_all=True)
         self.servers.from_rank_0("load_optimizer_states", put)
 
-    def agree(self, call: str, text: str) -> None:
-        """Raise UserError on the workers of all hosts if they pass different texts."""
-        self.servers.check_same(call, [text])
+    def set_codecs(self, codecs: Codecs) -> None:
+        """Encode what is sent from now on, on all workers and servers."""
+        self.servers.set_codecs(codecs)
+        self.codecs = codecs
+        self.connect(list(self.keys.values()))
+
+    def connect(self, added: Sequence[StoredKey]) -> None:
+        """Prepare to send these keys."""
+        raise NotImplementedError

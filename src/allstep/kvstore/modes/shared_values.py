@@ -25,6 +25,7 @@ from allstep.kvstore.memory.parties import Parties
 from allstep.kvstore.memory.row_batches import batches_in_turn, rows_of
 from allstep.kvstore.memory.slice_locks import SliceLocks
 from allstep.kvstore.modes.key_values import Updater
+from allstep.kvstore.rules.codecs import Codecs
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.key_optimizer import KeyOptimizer, StatePlan, may_keep_state
@@ -47,6 +48,7 @@ class SharedValues:
     """Whether the store cannot continue without a worker that is lost."""
     sums = False
     """Whether each worker has a contribution to each key."""
+    sends = False
 
     def __init__(self, kind: StoreKind, members: Sequence[int] = ()) -> None:
         self.kind = kind
@@ -195,9 +197,9 @@ class SharedValues:
 
     # All workers
 
-    def agree(self, call: str, text: str) -> None:
-        """Raise UserError on all workers if they pass different texts."""
-        self._check_same(call, [text])
+    def set_codecs(self, codecs: Codecs) -> None:
+        """Raise UserError on all workers if they choose different codecs."""
+        self._check_same("set_gradient_compression", [codecs.text])
 
     def barrier(self) -> None:
         """Wait until all workers have called this; those that are lost only if needed."""

@@ -24,6 +24,7 @@ from allstep.kvstore.links.connect import connected, host_numbers
 from allstep.kvstore.links.pair import as_bytes, bytes_text, text_bytes
 from allstep.kvstore.memory.key_memory import KeyShape, StoredKey, short
 from allstep.kvstore.modes.key_values import Updater
+from allstep.kvstore.rules.codecs import Codecs
 from allstep.kvstore.rules.headers import Header, Kind
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.placement import PlacedPart, Placement
@@ -206,35 +207,19 @@ class StoreServers:
 
     # Values
 
-    def requests(
-        self,
-        kind: Kind,
-        stored: StoredKey,
-        *,
-        gradient: Tensor | None = None,
-        out: Tensor | None = None,
-        number: int = 0,
-        only: Sequence[int] | None = None,
-    ) -> list[Request]:
-        """Return the requests for the parts of a key, in order of their elements.
-
-        gradient: to push. out: where the value goes. number: of the round. only: indexes of parts.
-        """
-        found = []
-        parts = self.parts[stored.key]
-        for index in range(len(parts)) if only is None else only:
-            part = parts[index]
-            start, end = part.span
-            nbytes = (end - start) * stored.dtype.itemsize
-            payload = None if gradient is None else as_bytes(gradient[start:end])
-            answer = None if out is None else as_bytes(out[start:end])
-            header = Header(kind, part.number, a=number, b=nbytes)
-            found.append(Request(part.server, header, payload, answer))
-        return found
-
     def run(self, requests: Sequence[Request], text: str) -> None:
         """Send requests and wait for their answers."""
         self._links.run(requests, text)
+
+    def set_codecs(self, codecs: Codecs) -> None:
+        """Encode what is sent from now on, on all workers and servers."""
+        call = "set_gradient_compression"
+        self.check_same(call, [codecs.text])
+        self.from_rank_0(call, lambda: self._send_codecs(codecs.text, call))
+
+    def _send_codecs(self, codecs: str, call: str) -> None:
+        self._links.run_on_all(Header(Kind.CODECS), call, text_bytes(codecs))
+        self._links.check(call)
 
     # Optimizer
 

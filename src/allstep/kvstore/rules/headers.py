@@ -11,8 +11,10 @@ request      payload, numbers                                          answer
 init         JSON: key, dtype, shape of the part (`describe_part`)      -
 value        the value of a new part                                   -
 push         a gradient (the sum of a host, in mode sync)              -
-pull         a: the round that the value must contain (mode sync)      the value; a: version
-pushpull     a gradient                                                the value; a: version
+pull         a: the round that the value must contain (mode sync); c:  the value; a: version;
+             WHOLE, FIRST or DIFFERENCE                                c: what to do with it
+pushpull     a gradient, and as for a pull                             as of a pull
+codecs       the text of `rules.codecs`                                -
 optimizer    JSON: class and settings                                  -
 state        -                                                         JSON: names and forms
 state_value  a: which entry of `state`                                 the value of the entry
@@ -37,6 +39,12 @@ from typing import NamedTuple
 _MAGIC = 0x616C6C6B76
 LENGTH = 8
 """Numbers of a header."""
+
+WHOLE, FIRST, DIFFERENCE = 0, 1, 2
+"""What a pull asks for: the value; the same, and to remember that this party holds it; what has
+changed since then, encoded."""
+ADDS, REPLACES, NOT_FINITE = 0, 1, 2
+"""What a difference means: add it; take it as the value; the value is not finite."""
 
 MAX_PAYLOAD = 1 << 40
 OK, FAILED = 0, 1
@@ -63,6 +71,7 @@ class Kind(IntEnum):
     REST = 14
     WAKE = 15
     BYE = 16
+    CODECS = 17
 
 
 ANSWERED = frozenset(

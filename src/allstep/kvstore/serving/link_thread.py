@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from allstep.compression import decode, encoded_nbytes
 from allstep.errors import AllstepError, CommError
 from allstep.kvstore.links.pair import Pair, as_bytes, bytes_text, text_bytes
-from allstep.kvstore.rules.headers import ANSWERED, FAILED, Header, Kind
+from allstep.kvstore.rules.headers import ANSWERED, DIFFERENCE, FAILED, FIRST, Header, Kind
 from allstep.kvstore.serving.served_store import ServedStore, described
 from allstep.limits import Limits
 
@@ -37,7 +38,7 @@ class LinkThread:
         self._served, self._party = served, party
         self._pair = Pair(served.announced.link(store, party), limits, is_server=True)
         self._error: Exception | None = None
-        self._scratch: dict[tuple[torch.dtype, int], Tensor] = {}
+        self._scratch: dict[torch.dtype, Tensor] = {}
         self._received = False
         self._is_over = False
         # When the connection was found ended, and how many messages had been received by then.
@@ -49,6 +50,7 @@ class LinkThread:
             Kind.PULL: self._pull,
             Kind.PUSHPULL: self._pushpull,
             Kind.OPTIMIZER: self._optimizer,
+            Kind.CODECS: lambda header: self._served.set_codecs(self._text(header)),
             Kind.STATE: self._state,
             Kind.STATE_VALUE: self._state_value,
             Kind.PUT_STATE: self._put_state,
@@ -148,8 +150,8 @@ class LinkThread:
     def _text(self, header: Header) -> str:
         return bytes_text(self._payload(header))
 
-    def _answer(self, header: Header, payload: Tensor, number: int = 0) -> None:
-        self._pair.send(Header(Kind.ANSWER, header.part, a=number), payload)
+    def _answer(self, header: Header, payload: Tensor, number: int = 0, meaning: int = 0) -> None:
+        self._pair.send(Header(Kind.ANSWER, header.part, a=number, c=meaning), payload)
 
     def _init(self, header: Header) -> None:
         self._served.add(header.part, self._text(header))
@@ -162,33 +164,47 @@ class LinkThread:
 
     def _push(self, header: Header) -> None:
         if self._served.is_sync:
-            self._payload(header, self._served.room(self._party, header.part))
+            self._gradient(header, self._served.room(self._party, header.part))
             self._served.contribute(self._party, header.part)
         else:
-            gradient = self._room_for(header.part, 0)
-            self._payload(header, gradient)
+            form = self._served.part(header.part).form
+            gradient = self._scratch_for(form.dtype, form.numel)
+            self._gradient(header, gradient)
             self._served.push(self._party, header.part, gradient)
+
+    def _gradient(self, header: Header, to: Tensor) -> None:
+        """Receive a gradient, and decode it if the store has a codec for pushes."""
+        codec = self._served.codecs.of(to.dtype).push
+        if codec is None:
+            self._payload(header, to)
+            return
+        encoded = self._scratch_for(torch.uint8, encoded_nbytes(codec, to.numel()))
+        self._payload(header, encoded)
+        decode(codec, encoded, to)
 
     def _pull(self, header: Header) -> None:
         part = self._served.part(header.part)
         if self._served.is_sync:
             self._served.wait_for_round(header.part, header.a)
-        value = self._room_for(header.part, 1)
-        version = part.copy(self._party, value)
-        self._answer(header, as_bytes(value), version)
+        if header.c == DIFFERENCE:
+            encoded = self._scratch_for(torch.uint8, header.b)
+            version, meaning = part.encoded(self._party, encoded)
+            self._answer(header, encoded, version, meaning)
+        else:
+            value = self._scratch_for(part.form.dtype, part.form.numel)
+            version = part.copy(self._party, value, is_held=header.c == FIRST)
+            self._answer(header, as_bytes(value), version)
 
     def _pushpull(self, header: Header) -> None:
         self._push(header)
         self._pull(header)
 
-    def _room_for(self, number: int, which: int) -> Tensor:
-        """Return memory of the size of a part, which the next request overwrites."""
-        form = self._served.part(number).form
-        found = self._scratch.get((form.dtype, which))
-        if found is None or found.numel() < form.numel:
-            found = torch.empty(form.numel, dtype=form.dtype)
-            self._scratch[form.dtype, which] = found
-        return found[: form.numel]
+    def _scratch_for(self, dtype: torch.dtype, numel: int) -> Tensor:
+        """Return memory that the next message overwrites: one is received or sent at a time."""
+        found = self._scratch.get(dtype)
+        if found is None or found.numel() < numel:
+            found = self._scratch[dtype] = torch.empty(numel, dtype=dtype)
+        return found[:numel]
 
     def _optimizer(self, header: Header) -> None:
         self._served.set_optimizer(self._text(header))

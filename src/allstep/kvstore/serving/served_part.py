@@ -20,10 +20,12 @@ from threading import Condition
 import torch
 from torch import Tensor
 
+from allstep.compression import Codec
 from allstep.errors import CommError, UserError
 from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
 from allstep.kvstore.memory.slice_locks import ThreadLock
 from allstep.kvstore.rules.gradient_age import NONE, blocker, in_time
+from allstep.kvstore.serving.held_values import HeldValues
 from allstep.kvstore.updates.key_optimizer import (
     KeyOptimizer,
     StatePlan,
@@ -54,8 +56,10 @@ class ServedPart:
         self._contributions: list[Tensor | None] = [None] * num_hosts
         self._arrived: set[int] = set()
         self._reads: dict[int, int] = {}
+        self._held: HeldValues | None = None
         # The oldest gradient that was applied, in updates of other parties (mode stale).
         self.max_age = 0
+        self._is_common = False
 
     @property
     def version(self) -> int:
@@ -67,6 +71,41 @@ class ServedPart:
         with self.changed:
             self.stored.flat.copy_(value)
             self._reads = dict.fromkeys(range(parties), 0)
+            self._hold_for_all()
+
+    # Compressed pulls
+
+    def encode_pulls(self, codec: Codec | None, *, is_common: bool) -> None:
+        """Encode pulls from now on. is_common: all receivers hold the same value (mode sync)."""
+        with self.changed:
+            self._held = None
+            if codec is not None:
+                self._held = HeldValues(codec, self.form.numel, is_common=is_common)
+            self._is_common = is_common
+            self._hold_for_all()
+
+    def _hold_for_all(self) -> None:
+        if self._held is not None and self._is_common:
+            self._held.hold(0, self.stored.flat)
+
+    def encoded(self, party: int, to: Tensor) -> tuple[int, int]:
+        """Copy what a party must receive to hold the value; return version and meaning."""
+        with self.changed:
+            if self._held is None:
+                raise CommError(f"pull of key {self.form.key!r}: this store compresses no pulls")
+            self._reads[party] = self.version
+            is_sum = self.optimizer is None
+            found, meaning = self._held.encoded(
+                party, self.stored.flat, self.version, is_sum=is_sum
+            )
+            to.copy_(found)
+            return self.version, meaning
+
+    def leave(self, party: int) -> None:
+        """Drop what is kept for a party."""
+        with self.changed:
+            if self._held is not None and not self._is_common:
+                self._held.forget(party)
 
     # Optimizer
 
@@ -168,11 +207,16 @@ class ServedPart:
         else:
             apply_slice(self.optimizer, self._all, gradient)
 
-    def copy(self, party: int, to: Tensor) -> int:
-        """Copy the value between two updates; return its version."""
+    def copy(self, party: int, to: Tensor, *, is_held: bool = False) -> int:
+        """Copy the value between two updates; return its version.
+
+        is_held: the party's next pulls are of differences from this value.
+        """
         with self.changed:
             self._reads[party] = self.version
             to.copy_(self.stored.flat)
+            if is_held and self._held is not None:
+                self._held.hold(party, to)
             return self.version
 
     def keep_read(self, party: int, living: Collection[int]) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from allstep.errors import CommError
 from allstep.kvstore.links.announced import Announced
 from allstep.kvstore.memory.key_memory import KeyShape, short
+from allstep.kvstore.rules.codecs import Codecs, read_codecs
 from allstep.kvstore.rules.gradient_age import max_age
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.serving.party_calls import LEFT, LOST, PartyCalls
@@ -31,6 +32,7 @@ class ServedStore:
         self.is_sync = announced.mode == "sync"
         self.parts: dict[int, ServedPart] = {}
         self.calls = PartyCalls(announced.num_parties, self._wake_parts)
+        self.codecs = Codecs()
         self._chosen: OptimizerClass | None = None
         self._num_hosts = len(set(announced.hosts))
         is_stale = announced.mode == "stale"
@@ -45,6 +47,7 @@ class ServedStore:
         form = KeyShape(key, tuple(shape), getattr(torch, dtype), parts=((0, numel),))
         part = ServedPart(form, self._num_hosts, self._bound)
         self.parts[number] = part
+        self._encode_pulls(part)
         if self._chosen is not None:
             part.attach(self._chosen)
 
@@ -54,6 +57,15 @@ class ServedStore:
         part.set_value(value, self.announced.num_parties)
         if part.optimizer is not None:
             part.optimizer.copy_to_master()
+
+    def set_codecs(self, text: str) -> None:
+        """Receive and send encoded values from now on. text: of `Codecs`."""
+        self.codecs = read_codecs(text)
+        for part in self.parts.values():
+            self._encode_pulls(part)
+
+    def _encode_pulls(self, part: ServedPart) -> None:
+        part.encode_pulls(self.codecs.of(part.form.dtype).pull, is_common=self.is_sync)
 
     def part(self, number: int) -> ServedPart:
         """Return a part; CommError if this server does not have it."""
@@ -134,6 +146,8 @@ class ServedStore:
     def leave(self, party: int, *, in_order: bool) -> None:
         """Count a party as gone."""
         self.calls.leave(party, LEFT if in_order else LOST)
+        for part in list(self.parts.values()):
+            part.leave(party)
 
     def _wake_parts(self) -> None:
         """Let waits of parts look again at which parties are idle or gone."""

@@ -21,7 +21,7 @@ from allstep.comm.op.describe import describe
 from allstep.comm.op.gradient_norms import share_of
 from allstep.comm.op.transport import Transport
 from allstep.parallel.exchange.bucketed import Bucketed
-from allstep.parallel.exchange.buckets import Bucket, small_parameters
+from allstep.parallel.exchange.buckets import BUCKET, Bucket, small_parameters
 from allstep.parallel.exchange.exchange import Listener, Rule
 from allstep.parallel.exchange.packed_gradients import flat_in_memory, make_pack
 from allstep.parallel.exchange.parameter_order import Named
@@ -36,7 +36,7 @@ class AllReduce(Bucketed):
 
     `key`: distinguishes these parameters from others on the same group. `overlap`: whether buckets
     are reduced while other gradients are computed; default: only if a network is between the ranks.
-    `listener`: notified of each bucket.
+    `listener`: notified of each bucket. `limit`: bytes of a bucket if there are several.
     """
 
     def __init__(
@@ -47,9 +47,10 @@ class AllReduce(Bucketed):
         rule: Rule,
         overlap: bool | None = None,
         listener: Listener | None = None,
+        limit: int = BUCKET,
     ) -> None:
         overlaps = _crosses_hosts(group) if overlap is None else overlap
-        super().__init__(group, key, named, rule, overlap=overlaps, listener=listener)
+        super().__init__(group, key, named, rule, overlap=overlaps, listener=listener, limit=limit)
 
     def _prepare(self) -> None:
         for bucket in self._buckets:

@@ -29,7 +29,7 @@ from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.op.gradient_norms import NOTHING, GradientNorms, Squares, Wanted
 from allstep.comm.op.queue import Queue, QueuedWork
 from allstep.errors import UserError
-from allstep.parallel.exchange.buckets import Bucket, cut, is_large
+from allstep.parallel.exchange.buckets import BUCKET, Bucket, cut, is_large
 from allstep.parallel.exchange.exchange import Listener, Rule
 from allstep.parallel.exchange.header import Header, absent_header, header_of, own_header
 from allstep.parallel.exchange.parameter_order import Named, agreed_order
@@ -43,6 +43,7 @@ class Bucketed(ABC):
 
     `key`: distinguishes these parameters from others on the same group. `overlap`: whether buckets
     are reduced while other gradients are computed. `listener`: notified of each bucket.
+    `limit`: bytes of a bucket if there are several.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class Bucketed(ABC):
         *,
         overlap: bool,
         listener: Listener | None = None,
+        limit: int = BUCKET,
     ) -> None:
         self.group, self.key, self.rule = group, key, rule
-        self.named = list(named)
+        self.named, self.limit = list(named), limit
         self.overlap, self.listener = overlap, listener
         self._signature: tuple[Any, ...] = ()
         self._buckets: list[Bucket] = []
@@ -293,7 +295,7 @@ class Bucketed(ABC):
             return
         self._agreements += 1
         self.named = agreed_order(self.group, f"{self.key}/{self._agreements}", self.named)
-        self._buckets = cut(self.named, self.overlap)
+        self._buckets = cut(self.named, self.overlap, self.limit)
         self._bucket_of = {
             id(self.named[number].parameter): bucket
             for bucket in self._buckets

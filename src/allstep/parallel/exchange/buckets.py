@@ -33,8 +33,8 @@ class Bucket:
     missing: int = 0
 
 
-def cut(named: Sequence[Named], several: bool) -> list[Bucket]:
-    """Return buckets of about 25 MB, or a single one.
+def cut(named: Sequence[Named], several: bool, limit: int = BUCKET) -> list[Bucket]:
+    """Return buckets of at most `limit` bytes, or a single one. A larger gradient is a bucket.
 
     The last layers, whose gradients are ready first, come first.
     """
@@ -46,7 +46,7 @@ def cut(named: Sequence[Named], several: bool) -> list[Bucket]:
         nbytes = nbytes_of(named[number].parameter)
         if nbytes > room:
             buckets.append(Bucket([]))
-            room = BUCKET
+            room = limit
         buckets[-1].numbers.append(number)
         room -= nbytes
     return buckets

@@ -9,6 +9,15 @@ Gradients of ranges that other ranks own are passed to them in shared memory (`o
 several hosts the sums of a range are then added to those of its owners on the other hosts. It is
 the first half of an allreduce: the weights are shared (`shared_parameters`), so no rank needs the
 second half.
+
+With several hosts there are two kinds of owners:
+
+```
+one on each host     rank 0 of every host owns its range: hosts exchange sums, and update alike.
+                     A host that is lost takes nothing along (elastic runs, share_weights)
+one in the run       the range is divided among the ranks 0 of the hosts: each gets the sums of its
+                     part, updates it, and sends the weights to the other hosts (sync=server)
+```
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +32,12 @@ from allstep.comm.group.within_host import SharedMemoryTransport
 from allstep.comm.op.gradient_norms import share_of
 from allstep.errors import CommError
 from allstep.parallel.exchange.bucketed import Bucketed
-from allstep.parallel.exchange.buckets import Bucket, is_large
+from allstep.parallel.exchange.buckets import Bucket
 from allstep.parallel.exchange.exchange import Listener, Rule
 from allstep.parallel.exchange.owner_ranges import ParameterRange, by_elements, by_whole_parameters
 from allstep.parallel.exchange.owner_sums import Schedule, deliver
 from allstep.parallel.exchange.packed_gradients import flat_in_memory
+from allstep.parallel.exchange.packed_small import Packed
 from allstep.parallel.exchange.parameter_order import Named
 
 
@@ -35,7 +45,8 @@ class Owners(Bucketed):
     """Leaves the sums of its own ranges in each rank's gradients; other elements are undefined.
 
     `whole`: give owners whole parameters, for optimizers that use more than one element at a time.
-    `listener`: notified of each step.
+    `one_in_run`: with several hosts, let each element have one owner in the run instead of one on
+    each host. `listener`: notified of each step.
     """
 
     def __init__(
@@ -46,6 +57,7 @@ class Owners(Bucketed):
         rule: Rule,
         whole: bool,
         listener: Listener | None = None,
+        one_in_run: bool = False,
     ) -> None:
         super().__init__(group, key, named, rule, overlap=False, listener=listener)
         local = group.local
@@ -57,6 +69,7 @@ class Owners(Bucketed):
             )
         self.local = local
         self._whole = whole
+        self.one_in_run = one_in_run and local.crossing is not None
         self._call = call_of(f"shared weights {key}")
         self._agree()
 
@@ -67,16 +80,32 @@ class Owners(Bucketed):
     @property
     def own_ranges(self) -> list[ParameterRange]:
         """The ranges that this rank updates."""
-        rank = self.local.arena.rank
-        return self.owned[rank] if rank < len(self.owned) else []
+        host = self.local.layout.host if self.one_in_run else 0
+        return self._of_lane[host] if self._of_lane else []
+
+    @property
+    def num_owners(self) -> int:
+        """The number of ranks that own a part of the weights, in the run or on each host."""
+        num_parts = len(self.local.layout.hosts) if self.one_in_run else 1
+        return len(self.owned) * num_parts
+
+    @property
+    def owns_first(self) -> bool:
+        """Whether this rank is the only owner of its ranges, or the one of the first host."""
+        return self.one_in_run or self.local.layout.host == 0
 
     def _prepare(self) -> None:
         arena = self.local.arena
         sizes = [each.parameter.numel() for each in self.named]
         deal = by_whole_parameters if self._whole else by_elements
-        self.owned: list[list[ParameterRange]] = deal(
-            sizes, self.local.layout.num_lanes or arena.size
-        )
+        num_lanes = self.local.layout.num_lanes or arena.size
+        num_parts = len(self.local.layout.hosts) if self.one_in_run else 1
+        parts = deal(sizes, num_lanes * num_parts)
+        lanes = [parts[first : first + num_parts] for first in range(0, len(parts), num_parts)]
+        # By rank of the host: what it gets the sums of its host of.
+        self.owned = [[span for part in lane for span in part] for lane in lanes]
+        # By host: the ranges of the ranks with our local rank.
+        self._of_lane = lanes[arena.rank] if arena.rank < len(lanes) else []
         dtypes = dict.fromkeys(each.parameter.dtype for each in self.named)
         self._schedules = {dtype: Schedule(arena, self._owned_of(dtype), dtype) for dtype in dtypes}
 
@@ -110,26 +139,53 @@ class Owners(Bucketed):
         """Add our ranges over all hosts: large ones in their memory, small ones together."""
         if self.local.crossing is None:
             return
-        small: dict[torch.dtype, list[Tensor]] = {}
-        for flat in self._own_slices(gradients):
-            if is_large(flat):
-                self._sum_and_measure(flat)
-            else:
-                small.setdefault(flat.dtype, []).append(flat)
-        for together in small.values():
-            packed = torch.cat(together)
-            self._sum_and_measure(packed)
-            torch._foreach_copy_(
-                together, torch.split_with_sizes(packed, [flat.numel() for flat in together])
-            )
+        if self.one_in_run:
+            self._sum_for_owners(gradients)
+            return
+        packed = Packed(self._own_slices(gradients))
+        for flat in packed.tensors:
+            self._sum_and_measure(flat)
+        packed.unpack()
+
+    def _sum_for_owners(self, gradients: Mapping[int, Tensor]) -> None:
+        """Add the ranges of each host's owner for it, and measure the mean of ours."""
+        flats = {number: flat_in_memory(each) for number, each in gradients.items()}
+        packed = [Packed(self._slices_of(spans, flats)) for spans in self._of_lane]
+        crossing, parts = self.local.crossing, [each.tensors for each in packed]
+        assert crossing is not None
+        self.local.carry_out(self._call, lambda _: crossing.sum_for_owners(parts, torch.add))
+        if packed:
+            packed[self.local.layout.host].unpack()
+        if self.mean is not None:
+            for flat in self._own_slices(gradients):
+                self.mean.add(flat)
+
+    def send_owned(self, flats: Sequence[Sequence[Tensor]]) -> None:
+        """Send what this rank owns to the other hosts, and receive what their owners have.
+
+        flats: by host, tensors in the order of the owner's ranges, the same sizes on all hosts.
+        """
+        packed = [Packed(each) for each in flats]
+        crossing, parts = self.local.crossing, [each.tensors for each in packed]
+        assert crossing is not None
+        self.local.carry_out(self._call, lambda _: crossing.from_owners(parts))
+        for host, each in enumerate(packed):
+            if host != self.local.layout.host:
+                each.unpack()
+
+    @property
+    def ranges_by_host(self) -> Sequence[Sequence[ParameterRange]]:
+        """The ranges of the owners with our local rank; empty for a rank without a lane."""
+        return self._of_lane if self.one_in_run else []
+
+    @staticmethod
+    def _slices_of(ranges: Sequence[ParameterRange], flats: Mapping[int, Tensor]) -> list[Tensor]:
+        return [flats[number][start:end] for number, start, end in ranges if number in flats]
 
     def _own_slices(self, gradients: Mapping[int, Tensor]) -> list[Tensor]:
         """Return the flat slices of these gradients that this rank owns."""
-        return [
-            flat_in_memory(gradients[number])[start:end]
-            for number, start, end in self.own_ranges
-            if number in gradients
-        ]
+        flats = {number: flat_in_memory(each) for number, each in gradients.items()}
+        return self._slices_of(self.own_ranges, flats)
 
     def _sum_and_measure(self, flat: Tensor) -> None:
         """Add a flat tensor over the hosts, and measure the mean."""

@@ -18,6 +18,11 @@ they are.
 `detach` ends the sharing: each rank gets weights and whole state of its own, and needs the memory
 for them. The next step shares them again.
 
+With several hosts each host has such owners, which update alike; or each element has one owner in
+the run (`one_in_run`), which sends the new weights to the other hosts: a synchronous parameter
+server, whose servers are the owners. Its state is then on one host only, and `gather_state` copies
+it to the others, for a checkpoint.
+
 In an elastic run a rank may be lost within its update. Each rank then copies what it owns before it
 changes it (`undo`), so that `detach` returns to the last update that this rank has finished. A
 world of one rank shares nothing: the update is that of the wrapped class.
@@ -59,15 +64,19 @@ class ByOwners:
     """Each rank updates its ranges of weights that the host's ranks share.
 
     `wrapped`: the optimizer's own class. `keeps_undo`: a rank may be lost within its update, which
-    is then undone.
+    is then undone. `one_in_run`: with several hosts, one owner for each element; not in an elastic
+    run, since a host that is lost takes its state along.
     """
 
-    state_is_per_rank = False
-
-    def __init__(self, wrapped: type, keeps_undo: bool = False) -> None:
-        self._wrapped, self._keeps_undo = wrapped, keeps_undo
+    def __init__(self, wrapped: type, keeps_undo: bool = False, one_in_run: bool = False) -> None:
+        self._wrapped, self._keeps_undo, self._one_in_run = wrapped, keeps_undo, one_in_run
         self._whole = needs_whole_parameters(wrapped)
         self._sharing: _Sharing | None = None
+
+    @property
+    def state_is_per_rank(self) -> bool:
+        """Whether hosts have optimizer state of their own."""
+        return self._sharing is not None and self._sharing.owners.one_in_run
 
     def sharing(self, optimizer: Replica) -> "_Sharing":
         """Return the shared weights of the host.
@@ -83,6 +92,7 @@ class ByOwners:
                 each.rule,
                 self._whole,
                 each.listener,
+                self._one_in_run,
             )
             self._sharing = _Sharing(
                 owners, self._wrapped, optimizer, self._whole, self._keeps_undo
@@ -148,7 +158,9 @@ class ByOwners:
     # The optimizer's state
 
     def gather_state(self, optimizer: Replica) -> None:
-        """Do nothing: the state is in memory that the ranks share."""
+        """Copy the state of each owner to the hosts that do not have it."""
+        if self._sharing is not None:
+            self._sharing.gather_state()
 
     @contextmanager
     def state_filled(self, optimizer: Replica) -> Iterator[None]:
@@ -156,6 +168,7 @@ class ByOwners:
         if self._sharing is None:
             yield
             return
+        self._sharing.check_whole()
         self._sharing.fill(optimizer.state)
         try:
             yield
@@ -166,6 +179,7 @@ class ByOwners:
     def state_changed(self, optimizer: Replica) -> Iterator[None]:
         """Make `optimizer.state` whole within the block; then divide it into ranges again."""
         if self._sharing is not None:
+            self._sharing.check_whole()
             self._sharing.fill(optimizer.state)
         yield
         self.take_state(optimizer)
@@ -179,11 +193,13 @@ class ByOwners:
         """Give each rank weights and state of its own.
 
         No rank changes them meanwhile, since an update ends on all ranks at once; except if a rank
-        is lost, after which an update that this rank has not finished is undone.
+        is lost, after which an update that this rank has not finished is undone. State that other
+        hosts have, and `gather_state` has not copied, ends with them: the optimizer has none then.
         """
         sharing, self._sharing = self._sharing, None
         if sharing is not None:
-            sharing.fill(optimizer.state)
+            if sharing.is_whole:
+                sharing.fill(optimizer.state)
             sharing.parameters.make_private()
             sharing.owners.close()
 
@@ -203,6 +219,8 @@ class _Sharing:
         self._state = SharedState(owners, self.parameters.undo)
         # Parameters that have been updated since: their state is in shared memory.
         self._known: set[int] = set()
+        # Whether the memory of this host has the state of all owners.
+        self.is_whole = True
         # The whole state from before the next step, by number.
         self._given: dict[int, dict[str, Any]] = {}
 
@@ -227,7 +245,9 @@ class _Sharing:
             )
         self._keep_undo()
         self.inner.step()
+        self.is_whole = not self.owners.one_in_run
         self._keep_state()
+        self.parameters.send_owned()
         self.owners.meet()
         self._finish()
         self.parameters.bump_versions()
@@ -264,6 +284,20 @@ class _Sharing:
                 )
 
     # State
+
+    def gather_state(self) -> None:
+        """Let every host have the state of all owners, as it is now. A collective of all ranks."""
+        self._state.send_owned()
+        self.owners.meet()
+        self.is_whole = True
+
+    def check_whole(self) -> None:
+        """Raise UserError if this host does not have the state of all owners."""
+        if not self.is_whole:
+            raise UserError(
+                "the optimizer's state is on several hosts, each of which updates a part of the"
+                " weights: call gather_state() on all ranks before"
+            )
 
     def _keep_state(self) -> None:
         """Keep the state in shared memory.

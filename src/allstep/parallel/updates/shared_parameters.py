@@ -101,6 +101,14 @@ class SharedParameters:
             view.copy_(parameter.detach())
             parameter.data = view
 
+    def send_owned(self) -> None:
+        """Receive the weights that other hosts own, and send them ours. A collective."""
+        ranges = self._owners.ranges_by_host
+        if ranges:
+            self._owners.send_owned(
+                [[self.flats[number][start:end] for number, start, end in each] for each in ranges]
+            )
+
     def make_private(self) -> None:
         """End the sharing: copy the parameters to memory of this rank alone.
 

@@ -6,12 +6,15 @@ shared memory, and moved there again after a step in which the optimizer replace
 of changing it. So a rank that saves (usually only rank 0 does) needs no other rank: between its own
 steps no rank changes the state.
 
+Where each element has one owner in the run, the memory has room for the state of all hosts.
+`send_owned` brings the values of the others.
+
 In an elastic run the memory also has an undo copy of the state (`undo`). The state of an update
 counts once all ranks have finished it (`finish`); until then `whole` returns that from before it.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -80,7 +83,8 @@ def _entry(span: list[int], key: str, kind: str, dtype: str, shape: list[int]) -
 class _Area(NamedTuple):
     """The state of all ranks of the host in shared memory.
 
-    owners: the rank of the host that updates each value. copies: the undo copy, empty without one.
+    owners: the rank that updates each value, in the order of all owners that are known on this
+    host. copies: the undo copy, empty without one.
     """
 
     owners: dict[Entry, int]
@@ -101,6 +105,31 @@ class SharedState:
         # That of the last update that all ranks have finished.
         self._finished = self._area
 
+    def _collect(self, own: str, check: Callable[[], None]) -> list[str]:
+        """Return the text of each owner: those of the host, or those of the run."""
+        owned, arena = self._owned, self._owned.local.arena
+        rank, size = (
+            (owned.group.rank(), owned.group.size())
+            if owned.one_in_run
+            else (arena.rank, arena.size)
+        )
+        host = "all" if owned.one_in_run else owned.local.layout.host
+        place = f"state/{owned.key}/{host}/{self._gathered}"
+        store = PrefixStore(place, owned.group.get_group_store())
+        seconds = read_limits().start
+        try:
+            return collect(store, "entries", rank, size, own, seconds, check)
+        # A lost rank.
+        except CommError:
+            raise
+        except RuntimeError as error:
+            raise CommError(
+                f"share_weights: not all {size} ranks{'' if owned.one_in_run else ' of the host'}"
+                f" had new optimizer state within {seconds:.0f} s: load_state_dict must be called"
+                " on all of them, or be followed by broadcast_optimizer_state",
+                rank=owned.group.rank(),
+            ) from error
+
     def gather(
         self, ranges: Mapping[ParameterRange, Tensor], state: Mapping[Tensor, dict[str, Any]]
     ) -> None:
@@ -113,19 +142,7 @@ class SharedState:
         place = f"state/{owned.key}/{owned.local.layout.host}/{self._gathered}"
         store, seconds = PrefixStore(place, owned.group.get_group_store()), read_limits().start
         check = owned.group.guard.check_for("share_weights")
-        own = json.dumps(list(entries_of(ranges, state)))
-        try:
-            texts = collect(store, "entries", arena.rank, arena.size, own, seconds, check)
-        # A lost rank.
-        except CommError:
-            raise
-        except RuntimeError as error:
-            raise CommError(
-                f"share_weights: not all {arena.size} ranks of the host had new optimizer state"
-                f" within {seconds:.0f} s: load_state_dict must be called on all of them, or be"
-                " followed by broadcast_optimizer_state",
-                rank=owned.group.rank(),
-            ) from error
+        texts = self._collect(json.dumps(list(entries_of(ranges, state))), check)
         owners = {
             _entry(*each): rank for rank, text in enumerate(texts) for each in json.loads(text)
         }
@@ -137,6 +154,17 @@ class SharedState:
         self._area = _Area(owners, views, copies)
         self.put_back(ranges, state)
         owned.meet()
+
+    def send_owned(self) -> None:
+        """Receive the state that owners of other hosts have, and send them ours. A collective."""
+        owned = self._owned
+        by_host: list[list[Tensor]] = []
+        for ranges in owned.ranges_by_host:
+            mine = set(ranges)
+            values = [view for entry, view in self._area.views.items() if entry.span in mine]
+            by_host.append([memory_flat(view) for view in values])
+        if by_host:
+            owned.send_owned(by_host)
 
     def _views(self, entries: Iterable[Entry], memory: memoryview) -> dict[Entry, Tensor]:
         """Return a view of the memory for each value, one after the other."""
@@ -212,6 +240,11 @@ class SharedState:
                     state[entry.key] = torch.zeros_like(parameter, dtype=value.dtype)
                 flat = state[entry.key].as_strided((parameter.numel(),), (1,))
                 flat[entry.span.start : entry.span.end].copy_(memory_order(value, parameter))
+
+
+def memory_flat(view: Tensor) -> Tensor:
+    """Return a flat view of a value as it is in memory."""
+    return view.as_strided((view.numel(),), (1,))
 
 
 def is_elementwise(shape: tuple[int, ...], span: ParameterRange, parameter: Tensor) -> bool:

@@ -43,8 +43,9 @@ class Replica(Protocol):
 class Update(Protocol):
     """Changes the weights of one optimizer, which is an argument of each call."""
 
-    state_is_per_rank: bool
-    """Whether ranks have optimizer state of their own, which `gather_state` collects."""
+    @property
+    def state_is_per_rank(self) -> bool:
+        """Whether ranks have optimizer state of their own, which `gather_state` collects."""
 
     def start(self, optimizer: Replica) -> None:
         """Make what the ranks share. All ranks of a world of several call it together."""

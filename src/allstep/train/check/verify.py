@@ -183,7 +183,7 @@ def mean_gradients(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
         gradients = [(name, each.grad) for name, each in trained]
         return {name: each.to_dense().clone() for name, each in gradients if each is not None}
     together = {name: torch.zeros_like(parameter) for name, parameter in shared.named}
-    for span in shared.own_ranges:
+    for span in shared.own_ranges if shared.owns_first else ():
         name, parameter = shared.named[span.number]
         if parameter.grad is not None:
             laid_out = _in_memory(torch.empty_like(parameter).copy_(parameter.grad))

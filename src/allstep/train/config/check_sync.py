@@ -66,7 +66,7 @@ def check_replacements(config: RunConfig) -> None:
 
 def check_hosts(config: RunConfig, world: World) -> None:
     """Raise ConfigError if the mode needs all workers on one host, and they are not."""
-    if config.sync.mode.uses_store and world.local_size != world.size:
+    if not config.sync.mode.has_equal_steps and world.local_size != world.size:
         raise ConfigError(
             f"sync={config.sync.name} is available on one host only so far, and this one has"
             f" {world.local_size} of the {world.size} workers: start all on one host, or set"

@@ -40,6 +40,7 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
         precision_why=job.trainer.precision.why,
         share_weights=job.shares_weights,
         undo_nbytes=_undo_nbytes(job),
+        num_owners=0 if (owners := job.trainer.optimizer.owners) is None else owners.num_owners,
         position=job.progress.samples,
         notes=tuple(job.notes),
     )

@@ -110,6 +110,7 @@ def make_job(
             *build.outer_note(replicated),
             *filter(None, [note(config)]),
             *notes(config, world.size, num_train),
+            *pushing.unused_servers(config),
         ],
     )
     place(job, world)
@@ -133,8 +134,9 @@ def _distributed(
         # Each party's gradients are its own.
         world = World.alone()
     averaging = build.make_averaging(config, model, optimizer, is_elastic)
+    serves = config.sync.mode.name == "server"
     made = build.distribute(
-        model, optimizer, world, config.accumulation, share, is_elastic, averaging
+        model, optimizer, world, config.accumulation, share, is_elastic, averaging, serves
     )
     return share, made
 

@@ -23,7 +23,7 @@ from allstep.optim import groups, noise_variance
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
-from allstep.parallel.updates import Averaging, ByOwners
+from allstep.parallel.updates import Averaging, ByOwners, Update
 from allstep.parallel.updates.outer_step import PLAIN, outer_step
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.step.learning_rate import peak_lr
@@ -185,12 +185,14 @@ def distribute(
     share: bool,
     is_elastic: bool = False,
     averaging: Averaging | None = None,
+    serves: bool = False,
 ) -> ReplicatedOptimizer:
     """Return `optimizer` with gradients reduced over all ranks. A collective.
 
     `num_micro_batches` is the number of backward passes per step. `share` lets the workers of a
     host share one copy of the weights; if `is_elastic`, with an undo copy. `averaging` averages
-    weights at intervals instead of gradients.
+    weights at intervals instead of gradients. `serves`: each weight has one owner in the run; in an
+    elastic run one on each host, so that a lost host takes no state along.
     """
     named = [
         Named(name, parameter)
@@ -207,7 +209,9 @@ def distribute(
         num_micro_batches,
         overlap=False if share else None,
     )
-    update = ByOwners(type(optimizer), keeps_undo=is_elastic) if share else averaging
+    update: Update | None = averaging
+    if share:
+        update = ByOwners(type(optimizer), is_elastic, one_in_run=serves and not is_elastic)
     made = replicate(optimizer, replicas, world.size, update)
     at_shutdown(made.close)
     return made

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from allstep.errors import ConfigError
+from allstep.kvstore.modes.store_servers import num_started
 from allstep.kvstore.training import Options, SharedModel, share_model
 from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.train.config.run_config import ResolvedConfig
@@ -38,6 +39,17 @@ def share_weights(
     # Buffers are averaged by samples, with the running statistics.
     fixed = [each.detach() for each in model.parameters() if not each.requires_grad]
     return share_model(optimizer, wrapped, options_of(config, num_train), averaged=fixed)
+
+
+def unused_servers(config: ResolvedConfig) -> list[str]:
+    """Return a note if `allstep run --servers` has started servers that the run does not use."""
+    if not (count := num_started()):
+        return []
+    servers = f"{count} server{'s' if count > 1 else ''}"
+    return [
+        f"{servers} of --servers: not used, since sync={config.sync.name} keeps all weights in the"
+        " workers; omit --servers"
+    ]
 
 
 def adder(shared: SharedModel) -> Callable[[Tensor], None]:

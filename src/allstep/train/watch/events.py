@@ -73,6 +73,9 @@ class Opening:
     undo_nbytes: int = 0
     """Bytes of weights in the undo copy that each update makes, in an elastic run with shared
     weights; the copy has the optimizer's state, too. 0 without an undo copy."""
+    num_owners: int = 0
+    """Number of workers that each update a part of shared weights, in the run or, in an elastic
+    run, on each host; 0 without owners."""
     position: int = 0
     """Samples trained on before: more than 0 in a run that resumes."""
     notes: tuple[str, ...] = ()

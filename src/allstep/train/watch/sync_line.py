@@ -1,18 +1,34 @@
 """The line of the banner about a mode that is not plain allreduce: who waits for whom.
 
-It has one sentence about waiting, then the parties, and the learning rate of a push (D18).
+It has one sentence about waiting, then the parties or servers with their bytes, and the learning
+rate of a push (D18).
 """
 
+from allstep.console.quantities import nbytes
 from allstep.train.config.run_config import ResolvedConfig
+from allstep.train.watch.events import Opening
 
 
-def sync_line(config: ResolvedConfig, num_parties: int) -> str:
-    """Return what `sync` of a run means, with its number of parties."""
+def sync_line(config: ResolvedConfig, num_parties: int, servers: str = "") -> str:
+    """Return what `sync` of a run means, with its number of parties. servers: `servers_text`."""
     parties = f"{num_parties} part{'y' if num_parties == 1 else 'ies'}"
     text = f"{config.sync.name}: {_waiting(config, num_parties)}"
     if config.sync.mode.has_equal_steps:
-        return text
+        return f"{text}; {servers}" if servers else text
     return f"{text}; {parties} push {_share(config, num_parties)}; {_rate(config, num_parties)}"
+
+
+def servers_text(opening: Opening) -> str:
+    """Return who serves how many bytes of the weights; "" where no worker owns a part of them."""
+    if opening.config.sync.mode.name != "server" or not opening.num_owners:
+        return ""
+    each = nbytes(opening.nbytes / opening.num_owners)
+    workers = f"{opening.num_owners} worker{'' if opening.num_owners == 1 else 's'}"
+    num_hosts = len(set(opening.hosts))
+    where = ""
+    if num_hosts > 1:
+        where = " on each host" if opening.undo_nbytes else f" on {num_hosts} hosts"
+    return f"{workers}{where} serve {each} each"
 
 
 def _waiting(config: ResolvedConfig, num_parties: int) -> str:

@@ -39,7 +39,7 @@ from allstep.train.config.recipes import BASES
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score
-from allstep.train.watch.sync_line import sync_line
+from allstep.train.watch.sync_line import servers_text, sync_line
 
 _TOP5_FROM = 11
 """Number of classes from which top-5 is shown: with fewer it is high by chance."""
@@ -193,7 +193,7 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
     if num_workers > 1:
         lines += [("weights", weights_line(opening))]
     if config.sync.name != "allreduce":
-        lines += [("sync", sync_line(config, num_workers))]
+        lines += [("sync", sync_line(config, num_workers, servers_text(opening)))]
     if opening.precision_why or opening.precision != "float32":
         lines += [("precision", precision_line(opening))]
     lines += [
