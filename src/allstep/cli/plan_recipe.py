@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _PER_HOST_ELSEWHERE = 8
 _ASSUMED_LINK = "10Gbit/25us"
 _USUAL = "1,2,4,...,64"
+_SHAPE_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -213,28 +214,34 @@ def _measured_or_kept(
     from allstep.study.calibration.facts import check_same_machine, check_same_run
     from allstep.world import NONE, World
 
-    file = options.out or Path("plans") / f"{Path(recipe).stem}.json"
-    world = World.detect()
-    if file.exists() and not options.again and options.hosts is None and world.launcher == NONE:
+    name = Path(recipe).stem + ("-shape" if options.alone else "")
+    file = options.out or Path("plans") / f"{name}.json"
+    alone = World.detect().launcher == NONE
+    if file.exists() and not options.again and options.hosts is None and alone:
         kept = read_calibration(file)
-        check_same_run(kept, config, str(file), options.batch is not None)
-        check_same_machine(kept, str(file))
+        given = options.batch is not None or options.batch_per_worker is not None
+        check_same_run(kept, config, str(file), given or options.alone is not None)
+        if options.alone is None:
+            check_same_machine(kept, str(file))
         print_notice(
             f"calibrated {kept.facts.get('time')}, kept in {file}; --calibrate measures again"
         )
         return kept
-    if world.launcher != NONE:
-        from allstep import comm
-        from allstep.study.calibration.rank import calibrate_here
+    found = _measure(recipe, overrides, options) if alone else _measure_in_world(recipe, options)
+    if found is not None:
+        _write(file, to_json(found))
+        print_notice(f"the calibration is in {file}")
+    return found
 
-        found = calibrate_here(recipe, overrides, options.data, comm.init())
-        comm.shutdown()
-        if found is None:
-            return None
-    else:
-        found = _measure(recipe, overrides, options)
-    _write(file, to_json(found))
-    print_notice(f"the calibration is in {file}")
+
+def _measure_in_world(recipe: str, options: PlanOptions) -> "Calibration | None":
+    """Measure with the workers of this world; return the calibration on rank 0."""
+    from allstep import comm
+    from allstep.study.calibration.rank import calibrate_here
+
+    overrides = split_recipe(options)[1]
+    found = calibrate_here(recipe, overrides, options.data, comm.init())
+    comm.shutdown()
     return found
 
 
@@ -247,8 +254,11 @@ def _measure(recipe: str, overrides: Sequence[str], options: PlanOptions) -> "Ca
     # Missing data is downloaded here, and errors in it are reported at once.
     with file_bars() as progress:
         config = prepare(recipe, overrides, options.data, progress).config
-    alone = options.alone is not None
-    count = 1 if alone else options.per_host or default_num_workers(config)
+    count = options.per_host or default_num_workers(config)
+    if options.alone is not None:
+        # Only bytes and shape of a step are needed; the speeds are given.
+        key = "batch_per_worker" if config.batch_per_worker else "batch"
+        count, overrides = 1, [*overrides, f"{key}={_SHAPE_BATCH}"]
     where = options.hosts or f"{count} worker{'s' if count > 1 else ''} of this machine"
     print_notice(f"calibrating on {where}: under a minute")
     return calibrate(recipe, overrides, options.data, count, options.hosts)

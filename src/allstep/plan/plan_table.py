@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from allstep.console.markdown_table import table
-from allstep.console.quantities import about, count, milliseconds, percent, plural
+from allstep.console.quantities import about, count, milliseconds, percent, plural, seconds
 from allstep.costs.speed import Speed
 from allstep.plan.calibration import Calibration
 from allstep.plan.knowledge import Knowledge
 from allstep.plan.levels import ERRORS, NAMES
-from allstep.plan.prediction import PARTS, Prediction, Question, predict
+from allstep.plan.prediction import PARTS, Prediction, Question, checks, predict
 from allstep.plan.what_ifs import WhatIf, best_changes, limits, losses, what_ifs
 
 HEAD = (
@@ -135,6 +135,13 @@ def header(plan: Plan) -> Iterator[str]:
             f"Measured together were at most {plural(known.checked, 'worker')}; larger numbers are"
             " computed."
         )
+    for each in checks(plan.calibration) if known.level else ():
+        place = "one host" if each.hosts == 1 else f"{each.hosts} hosts"
+        yield (
+            f"Check: {plural(each.workers, 'worker')} of {place} together, predicted without that"
+            f" measurement: {milliseconds(each.predicted)}, measured"
+            f" {milliseconds(each.measured)} ({each.error:+.1%})."
+        )
     if plan.rows[-1].hosts > 1:
         yield f"Between hosts: {_link(plan)}."
     if known.jitter > _BUSY_JITTER:
@@ -181,7 +188,7 @@ def _cells(plan: Plan, row: Prediction) -> list[str]:
         f"{row.hosts:,}",
         count(row.batch / row.workers),
         count(row.samples_per_second),
-        about(row.epoch),
+        seconds(row.epoch),
         percent(plan.of_one(row), 0),
         "" if of_host is None else percent(of_host, 0),
         milliseconds(row.seconds),
@@ -249,6 +256,7 @@ def as_json(plan: Plan, goal: Mapping[str, Any] | None = None) -> str:
         "level": plan.known.level,
         "known": NAMES[plan.known.level],
         "error": expectation(plan),
+        "checks": [{**vars(each), "error": each.error} for each in checks(plan.calibration)],
         "checked_workers": plan.known.checked,
         "facts": dict(plan.calibration.facts),
         "rows": [_plain(plan, row) for row in plan.rows],

@@ -170,6 +170,7 @@ def _busy(
     beyond = known.beyond if cluster.hosts > 1 else 1.0
     busy = alone.slowed(beyond * known.contention_of(cluster.per_host))
     update = busy.update * known.update_of(cluster.per_host)
+    supply = busy.input * known.input_of(cluster.per_host) / question.input
     sent = question.gradients
     if calibration.shares_weights and cluster.hosts == 1 and cluster.per_host > 1:
         # Each worker updates its part, and gets no other sums than those of its part.
@@ -177,7 +178,7 @@ def _busy(
     gradients = tuple(
         Gradient(sent * each.nbytes, each.ready, each.needed) for each in busy.gradients
     )
-    return replace(busy, gradients=gradients, update=update, input=busy.input / question.input)
+    return replace(busy, gradients=gradients, update=update, input=supply)
 
 
 def knowledge(calibration: Calibration) -> Knowledge:
@@ -192,6 +193,41 @@ def knowledge(calibration: Calibration) -> Knowledge:
             asked = Question(hosts.per_host, batch_per_worker=hosts.batch)
             known = fitted(calibration, known, asked, hosts.size, hosts.together)
     return known
+
+
+@dataclass(frozen=True)
+class Check:
+    """A step that was measured, and how it is predicted from all other measurements."""
+
+    workers: int
+    hosts: int
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted / self.measured - 1
+
+
+def checks(calibration: Calibration) -> list[Check]:
+    """Predict each measured step of workers together from what was measured before it.
+
+    These are one worker, independent copies and timed allreduces; over several hosts also the step
+    of one host.
+    """
+    known, host, hosts = measured_parts(calibration), calibration.host, calibration.hosts
+    found = []
+    if host is not None and host.together is not None:
+        asked = Question(host.workers, batch_per_worker=host.independent.batch)
+        predicted = predict(calibration, known, asked, host.workers).seconds
+        found.append(Check(host.workers, 1, predicted, host.together))
+        known = fitted(calibration, known, asked, host.workers, host.together)
+    if hosts is not None and hosts.together is not None:
+        asked = Question(hosts.per_host, batch_per_worker=hosts.batch)
+        predicted = predict(calibration, _with_sums(calibration, known), asked, hosts.size).seconds
+        found.append(Check(hosts.size, hosts.hosts, predicted, hosts.together))
+    return found
 
 
 def _with_sums(calibration: Calibration, known: Knowledge) -> Knowledge:
