@@ -7,7 +7,7 @@ from time import perf_counter
 
 import pytest
 
-from allstep.cli.plan_speed import plan
+from allstep.cli.planning.plan_speed import plan
 from allstep.costs.speed import Speed
 from allstep.errors import ConfigError
 from allstep.plan.models import layers_of

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from allstep.costs.speed import Speed
 from allstep.errors import ConfigError
-from allstep.plan.alone import batches_known, with_speeds
+from allstep.plan.answers.alone import batches_known, with_speeds
+from allstep.plan.answers.goodput import Goal, Progress, best_way, efficiency, recommend
+from allstep.plan.answers.plan_table import as_text, make_plan
+from allstep.plan.answers.question_text import Alone, read_alone, read_workers, with_change
+from allstep.plan.answers.what_ifs import best_changes, limit, limits, losses, what_ifs
 from allstep.plan.calibration import Calibration, HostTimes, StepTimes
 from allstep.plan.calibration_file import to_json
-from allstep.plan.goodput import Goal, Progress, best_way, efficiency, recommend
-from allstep.plan.plan_table import as_text, make_plan
 from allstep.plan.prediction import Question, knowledge, predict
-from allstep.plan.question_text import Alone, read_alone, read_workers, with_change
-from allstep.plan.what_ifs import best_changes, limit, limits, losses, what_ifs
 
 NBYTES = tuple(4.0 * each for each in (9408, 147456, 589824, 2359296, 2048000))
 LINK = Speed(30e-6, 6.25e9, math.inf)

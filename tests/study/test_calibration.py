@@ -15,7 +15,7 @@ from allstep.errors import ConfigError, DataError, UserError
 from allstep.plan.calibration import Calibration, HostTimes, StepTimes
 from allstep.plan.calibration_file import read_calibration, to_json
 from allstep.plan.prediction import Question, knowledge, predict
-from allstep.report.gain import gain
+from allstep.report.judge import one_change
 from allstep.report.run import read_run
 from allstep.study.calibration.calibrate import calibrate
 from allstep.study.calibration.progress_to_goal import find_progress
@@ -320,13 +320,12 @@ def test_a_calibration_over_two_hosts_measures_the_link(
 
 def test_the_report_states_what_one_change_would_gain(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "runs" / "r", 4, hosts=2)
-    assert gain(read_run(folder)) is None
+    assert one_change(read_run(folder)) == []
     (folder / "calibration.json").write_text(to_json(calibration()))
-    found = gain(read_run(folder))
-    assert found is not None
+    (found,) = one_change(read_run(folder))
     assert "most of the loss is the fixed part of small shares" in found.figures
     assert "`link=2x` would save" in found.advice
     other = replace(calibration(), nbytes=(1e5, 2e6))
     (folder / "calibration.json").write_text(to_json(other))
-    assert gain(read_run(folder)) is None
-    assert gain(read_run(a_run(tmp_path / "runs" / "one", 1))) is None
+    assert one_change(read_run(folder)) == []
+    assert one_change(read_run(a_run(tmp_path / "runs" / "one", 1))) == []

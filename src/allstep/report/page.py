@@ -23,10 +23,9 @@ from allstep.report.charts import charts
 from allstep.report.compare import compare, speed_up
 from allstep.report.ending import Status, status
 from allstep.report.facts import facts
-from allstep.report.gain import gain
 from allstep.report.glance import Glance, glance
 from allstep.report.heat import Heat, trust_heat
-from allstep.report.judge import judge
+from allstep.report.judge import judge, one_change
 from allstep.report.judgement import Judgement
 from allstep.report.run import Run, read_runs
 from allstep.report.scores import COLUMNS, Scores, scores
@@ -136,7 +135,7 @@ def _view(run: Run, number: int, first: Run, now: float) -> View:
         status=status(run.record, now),
         glance=shown,
         speed_up=speed_up(glance(first.record), shown) if number else None,
-        judgements=[*judge(run.record, now), *filter(None, [gain(run)])],
+        judgements=[*judge(run.record, now), *one_change(run)],
         scores=scores(run.record),
         split=found,
         shown_ranks=_shown_ranks(found) if found else (),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from allstep import runlog
 from allstep.errors import ConfigError
-from allstep.plan.goodput import Progress
+from allstep.plan.answers.goodput import Progress
 from allstep.runlog import RunRecord, kept, number
 from allstep.study.fit import fit
 from allstep.study.results import reached

@@ -8,15 +8,14 @@ run folder as `calibration.json`.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from allstep.console.quantities import percent, seconds
 from allstep.errors import UserError
+from allstep.plan.answers.what_ifs import WhatIf, best_changes, limit, what_ifs
 from allstep.plan.calibration_file import read_calibration
 from allstep.plan.prediction import Question, predict
-from allstep.plan.what_ifs import WhatIf, best_changes, limit, what_ifs
-from allstep.report.judgement import Judgement
-from allstep.report.run import Run
+from allstep.runlog import RunRecord, number
 from allstep.study.calibration.read_run import calibration_of_run
 
 WORTH = 0.03
@@ -31,35 +30,48 @@ _WHY = {
 }
 
 
-def gain(run: Run) -> Judgement | None:
-    """Return what one change would save in an epoch; None without a calibration of the model."""
-    if run.num_workers < 2 or run.record.syncs:
+class Gain(NamedTuple):
+    """What limits a run, and what single changes would save, as text."""
+
+    figures: str
+    advice: str
+
+
+def gain_of_run(folder: Path, config: Mapping[str, Any], record: RunRecord) -> Gain | None:
+    """Return what one change would save in an epoch; None without a calibration of the model.
+
+    It is also None for one worker, for asynchronous runs, and if no change saves much.
+    """
+    world = record.starts[-1].get("world")
+    size = number(world, "size") if isinstance(world, Mapping) else None
+    if not size or size < 2 or record.syncs:
         return None
-    for file in _places(run):
+    for file in _places(folder, config):
         if file.is_file():
-            return _from(run, file)
+            return _from(folder, config, int(size), _num_hosts(record), file)
     return None
 
 
-def _places(run: Run) -> Iterator[Path]:
-    yield run.folder / "calibration.json"
-    recipe = run.config.get("recipe")
+def _places(folder: Path, config: Mapping[str, Any]) -> Iterator[Path]:
+    yield folder / "calibration.json"
+    recipe = config.get("recipe")
     if isinstance(recipe, str) and recipe.replace("-", "").replace("_", "").isalnum():
-        for folder in (run.folder.resolve().parent.parent, Path()):
-            yield folder / "plans" / f"{recipe}.json"
+        for place in (folder.resolve().parent.parent, Path()):
+            yield place / "plans" / f"{recipe}.json"
 
 
-def _from(run: Run, file: Path) -> Judgement | None:
+def _from(
+    folder: Path, config: Mapping[str, Any], size: int, num_hosts: int, file: Path
+) -> Gain | None:
     try:
-        calibration, known = calibration_of_run(run.folder, read_calibration(file))
+        calibration, known = calibration_of_run(folder, read_calibration(file))
     except UserError:
         # A calibration of another model, or a run that has no times yet.
         return None
-    size = run.num_workers
-    batch = _batch(run.config)
+    batch = _batch(config)
     if batch is None or batch < size:
         return None
-    question = Question(max(1, round(size / _num_hosts(run))), batch=batch)
+    question = Question(max(1, round(size / num_hosts)), batch=batch)
     one, now = (predict(calibration, known, question, each) for each in (1, size))
     found = best_changes(what_ifs(calibration, known, question, size))
     # A larger batch changes what is learned.
@@ -73,7 +85,7 @@ def _from(run: Run, file: Path) -> Judgement | None:
     if not worth:
         return None
     figures = f"an epoch takes about {seconds(now.epoch)}; {why}"
-    return Judgement("gain", "hint", "What one change would gain", figures, _advice(worth))
+    return Gain(figures, _advice(worth))
 
 
 def _advice(worth: list[WhatIf]) -> str:
@@ -90,7 +102,7 @@ def _batch(config: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def _num_hosts(run: Run) -> int:
-    world = run.record.starts[-1].get("world")
+def _num_hosts(record: RunRecord) -> int:
+    world = record.starts[-1].get("world")
     hosts = world.get("hosts") if isinstance(world, Mapping) else None
     return max(1, len(set(map(str, hosts)))) if isinstance(hosts, list) else 1

@@ -5,7 +5,7 @@ from typing import Any
 
 from allstep.console.markdown_table import table
 from allstep.console.quantities import about, count, figure, percent
-from allstep.plan.goodput import Goal, Progress, Recommendation, efficiency
+from allstep.plan.answers.goodput import Goal, Progress, Recommendation, efficiency
 
 
 def as_text(

@@ -9,9 +9,9 @@ from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
+    from allstep.plan.answers.plan_table import Plan
     from allstep.plan.calibration import Calibration
     from allstep.plan.knowledge import Knowledge
-    from allstep.plan.plan_table import Plan
     from allstep.plan.prediction import Question
     from allstep.train.config.run_config import RunConfig
 
@@ -22,32 +22,46 @@ _SHAPE_BATCH = 8
 
 
 @dataclass(frozen=True)
-class PlanOptions:
-    """The options of the command, as texts and numbers."""
+class ClusterOptions:
+    """The options about the cluster, as texts and numbers."""
 
-    arguments: Sequence[str]
-    workers: str | None = None
     per_host: int | None = None
     link: str | None = None
     inside: str | None = None
     alone: str | None = None
-    batch: int | None = None
-    batch_per_worker: int | None = None
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """The options about what is measured, and where it is kept."""
+
     source: Path | None = None
     """A file with a calibration."""
     like: Path | None = None
     hosts: str | None = None
     out: Path | None = None
     again: bool = False
-    what_if: str | None = None
     data: Path | None = None
-    trust: bool = False
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """All options of a plan."""
+
+    arguments: Sequence[str]
+    workers: str | None
+    batch: int | None
+    batch_per_worker: int | None
+    what_if: str | None
+    trust: bool
+    cluster: ClusterOptions
+    measured: CalibrationOptions
 
 
 def plan_of(options: PlanOptions) -> "Plan | None":
     """Return the plan; None on the other ranks of a world in which it was measured."""
-    from allstep.plan.plan_table import make_plan
-    from allstep.plan.question_text import read_workers, with_change
+    from allstep.plan.answers.plan_table import make_plan
+    from allstep.plan.answers.question_text import read_workers, with_change
 
     recipe, overrides = split_recipe(options)
     # Errors in the options come before a measurement.
@@ -92,8 +106,8 @@ def split_recipe(options: PlanOptions) -> tuple[str, list[str]]:
 
 def _config(recipe: str, overrides: Sequence[str], options: PlanOptions) -> "RunConfig":
     """Return the config; check the options that do not need a calibration."""
+    from allstep.plan.answers.question_text import read_alone, with_change
     from allstep.plan.prediction import Question
-    from allstep.plan.question_text import read_alone, with_change
     from allstep.plan.transports import read_link
     from allstep.train.config.read_config import read_config
 
@@ -101,13 +115,15 @@ def _config(recipe: str, overrides: Sequence[str], options: PlanOptions) -> "Run
         raise ConfigError(
             "--batch is the batch of all workers, --batch-per-worker that of each; give one of them"
         )
-    if options.alone is not None:
-        read_alone(options.alone)
-    if options.link is not None:
-        read_link(options.link)
+    if options.measured.out is not None and options.measured.source is not None:
+        raise ConfigError("--from reads a calibration, --out names one to write; give one of them")
+    if options.cluster.alone is not None:
+        read_alone(options.cluster.alone)
+    if options.cluster.link is not None:
+        read_link(options.cluster.link)
     if options.what_if is not None:
         with_change(Question(1, batch=1), options.what_if)
-    if options.hosts is not None and (options.source or options.like):
+    if options.measured.hosts is not None and (options.measured.source or options.measured.like):
         raise ConfigError("-H measures on hosts, --from and --like do not measure; give one")
     return read_config(recipe, overrides)
 
@@ -124,13 +140,13 @@ def _question(
     from allstep.plan.transports import INSIDE, read_link
 
     batch, each = _batch(options, calibration, config)
-    usual = _PER_HOST_ELSEWHERE if options.alone else known.per_host
-    per_host = options.per_host or usual
-    link = None if options.link is None else read_link(options.link)
+    usual = _PER_HOST_ELSEWHERE if options.cluster.alone else known.per_host
+    per_host = options.cluster.per_host or usual
+    link = None if options.cluster.link is None else read_link(options.cluster.link)
     is_assumed = link is None and known.link is None and workers[-1] > per_host
-    inside = INSIDE["pcie"] if options.alone else None
-    if options.inside is not None:
-        inside = INSIDE.get(options.inside) or read_link(options.inside)
+    inside = INSIDE["pcie"] if options.cluster.alone else None
+    if options.cluster.inside is not None:
+        inside = INSIDE.get(options.cluster.inside) or read_link(options.cluster.inside)
     return (
         Question(
             per_host,
@@ -173,24 +189,24 @@ def _calibration(
     """Return the calibration and what it shows: read, taken from a run, or measured."""
     from allstep.plan.calibration_file import read_calibration
     from allstep.plan.prediction import knowledge
-    from allstep.study.calibration.facts import check_same_run
+    from allstep.study.calibration.same_run import check_same_run
 
-    if options.source is not None:
-        calibration = read_calibration(options.source)
+    if options.measured.source is not None:
+        calibration = read_calibration(options.measured.source)
         given = options.batch is not None or options.batch_per_worker is not None
-        check_same_run(calibration, config, str(options.source), given)
-    elif options.like is not None:
+        check_same_run(calibration, config, str(options.measured.source), given)
+    elif options.measured.like is not None:
         calibration = None
     else:
         calibration = _measured_or_kept(recipe, overrides, options, config)
         if calibration is None:
             return None
-    if options.like is not None:
+    if options.measured.like is not None:
         from allstep.study.calibration.read_run import calibration_of_run
 
-        return calibration_of_run(options.like, calibration)
+        return calibration_of_run(options.measured.like, calibration)
     assert calibration is not None
-    if options.alone is not None:
+    if options.cluster.alone is not None:
         calibration = _elsewhere(calibration, options, config)
     return calibration, knowledge(calibration)
 
@@ -198,12 +214,12 @@ def _calibration(
 def _elsewhere(
     calibration: "Calibration", options: PlanOptions, config: "RunConfig"
 ) -> "Calibration":
-    from allstep.plan.alone import batches_known, with_speeds
-    from allstep.plan.question_text import read_alone
+    from allstep.plan.answers.alone import batches_known, with_speeds
+    from allstep.plan.answers.question_text import read_alone
 
-    assert options.alone is not None
+    assert options.cluster.alone is not None
     batch, each = _batch(options, calibration, config)
-    return with_speeds(calibration, batches_known(read_alone(options.alone), batch, each))
+    return with_speeds(calibration, batches_known(read_alone(options.cluster.alone), batch, each))
 
 
 def _measured_or_kept(
@@ -211,17 +227,17 @@ def _measured_or_kept(
 ) -> "Calibration | None":
     """Return the calibration of an earlier call, or measure; None on other ranks of a world."""
     from allstep.plan.calibration_file import read_calibration, to_json
-    from allstep.study.calibration.facts import check_same_machine, check_same_run
+    from allstep.study.calibration.same_run import check_same_machine, check_same_run
     from allstep.world import NONE, World
 
-    name = Path(recipe).stem + ("-shape" if options.alone else "")
-    file = options.out or Path("plans") / f"{name}.json"
+    name = Path(recipe).stem + ("-shape" if options.cluster.alone else "")
+    file = options.measured.out or Path("plans") / f"{name}.json"
     alone = World.detect().launcher == NONE
-    if file.exists() and not options.again and options.hosts is None and alone:
+    if file.exists() and not options.measured.again and options.measured.hosts is None and alone:
         kept = read_calibration(file)
         given = options.batch is not None or options.batch_per_worker is not None
-        check_same_run(kept, config, str(file), given or options.alone is not None)
-        if options.alone is None:
+        check_same_run(kept, config, str(file), given or options.cluster.alone is not None)
+        if options.cluster.alone is None:
             check_same_machine(kept, str(file))
         print_notice(
             f"calibrated {kept.facts.get('time')}, kept in {file}; --calibrate measures again"
@@ -240,7 +256,7 @@ def _measure_in_world(recipe: str, options: PlanOptions) -> "Calibration | None"
     from allstep.study.calibration.rank import calibrate_here
 
     overrides = split_recipe(options)[1]
-    found = calibrate_here(recipe, overrides, options.data, comm.init())
+    found = calibrate_here(recipe, overrides, options.measured.data, comm.init())
     comm.shutdown()
     return found
 
@@ -253,15 +269,15 @@ def _measure(recipe: str, overrides: Sequence[str], options: PlanOptions) -> "Ca
 
     # Missing data is downloaded here, and errors in it are reported at once.
     with file_bars() as progress:
-        config = prepare(recipe, overrides, options.data, progress).config
-    count = options.per_host or default_num_workers(config)
-    if options.alone is not None:
+        config = prepare(recipe, overrides, options.measured.data, progress).config
+    count = options.cluster.per_host or default_num_workers(config)
+    if options.cluster.alone is not None:
         # Only bytes and shape of a step are needed; the speeds are given.
         key = "batch_per_worker" if config.batch_per_worker else "batch"
         count, overrides = 1, [*overrides, f"{key}={_SHAPE_BATCH}"]
-    where = options.hosts or f"{count} worker{'s' if count > 1 else ''} of this machine"
+    where = options.measured.hosts or f"{count} worker{'s' if count > 1 else ''} of this machine"
     print_notice(f"calibrating on {where}: under a minute")
-    return calibrate(recipe, overrides, options.data, count, options.hosts)
+    return calibrate(recipe, overrides, options.measured.data, count, options.measured.hosts)
 
 
 def _write(file: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
-    from allstep.plan.plan_table import Plan
+    from allstep.plan.answers.plan_table import Plan
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def goal_of(
     """Return the way to the goal for the numbers of workers of a plan; None if none is asked."""
     if not asked.is_asked:
         return None
-    from allstep.plan.goodput import best_way, recommend
-    from allstep.plan.goodput_table import as_plain, as_text
+    from allstep.plan.answers.goodput import best_way, recommend
+    from allstep.plan.answers.goodput_table import as_plain, as_text
     from allstep.study.calibration.progress_to_goal import find_progress
     from allstep.train.config.read_config import read_config
     from allstep.train.step.learning_rate import peak_lr

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from allstep.costs.allreduce import COSTS
+from allstep.plan.answers.question_text import with_change
 from allstep.plan.calibration import Calibration
 from allstep.plan.knowledge import Knowledge
 from allstep.plan.prediction import Prediction, Question, predict
-from allstep.plan.question_text import with_change
 from allstep.plan.simulator import FLAT_RING
 
 NOTABLE = 0.05

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from allstep.errors import ConfigError
-from allstep.plan.plan_table import Plan
+from allstep.plan.answers.plan_table import Plan
 from allstep.plan.prediction import PARTS
 
 _COLORS = ("#4c78a8", "#9ecae9", "#f58518", "#e45756", "#54a24b", "#b79a20")

@@ -8,7 +8,14 @@ import typer
 from allstep.cli.numbers import MOST, between
 from allstep.cli.options import DataFolder, Trust
 from allstep.cli.output_file import STDOUT, check_output, write_text
-from allstep.cli.plan_recipe import PlanOptions, plan_of, split_recipe
+from allstep.cli.planning.plan_goal import GoalOptions, goal_of
+from allstep.cli.planning.plan_recipe import (
+    CalibrationOptions,
+    ClusterOptions,
+    PlanOptions,
+    plan_of,
+    split_recipe,
+)
 from allstep.console.escape import print_line
 from allstep.errors import ConfigError
 
@@ -173,31 +180,14 @@ def plan(
     if published:
         _published(arguments or [], json)
         return
-    if out is not None and calibration is not None:
-        raise ConfigError("--from reads a calibration, --out names one to write; give one of them")
-    from allstep.cli.plan_goal import GoalOptions, goal_of
-    from allstep.plan.plan_table import as_json, as_text
+    from allstep.plan.answers.plan_table import as_json, as_text
 
     wanted = GoalOptions(goal, study, price, deadline, budget, most_per_worker)
     wanted.check()
-    asked = PlanOptions(
-        arguments=arguments or [],
-        workers=workers,
-        per_host=per_host,
-        link=link,
-        inside=inside,
-        alone=alone,
-        batch=batch,
-        batch_per_worker=batch_per_worker,
-        source=calibration,
-        like=like,
-        hosts=hosts,
-        out=out,
-        again=calibrate,
-        what_if=what_if,
-        data=data,
-        trust=trust,
-    )
+    cluster = ClusterOptions(per_host, link, inside, alone)
+    measured = CalibrationOptions(calibration, like, hosts, out, calibrate, data)
+    named = arguments or []
+    asked = PlanOptions(named, workers, batch, batch_per_worker, what_if, trust, cluster, measured)
     found = plan_of(asked)
     # Only rank 0 of a world prints.
     if found is None:
@@ -206,7 +196,7 @@ def plan(
     _print(as_text(found) + ("" if reached is None else f"\n{reached.text}"), json)
     write_text("--json", json, as_json(found, None if reached is None else reached.plain))
     if plot is not None:
-        from allstep.study.calibration.plot import draw
+        from allstep.study.calibration.plan_plot import draw
 
         draw(found, plot)
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from allstep.errors import ConfigError
+from allstep.plan.answers.question_text import Alone
 from allstep.plan.calibration import Calibration, StepTimes
 from allstep.plan.levels import JITTER
-from allstep.plan.question_text import Alone
 
 
 def with_speeds(calibration: Calibration, speeds: Sequence[Alone]) -> Calibration:

@@ -8,11 +8,11 @@ from typing import Any
 from allstep.console.markdown_table import table
 from allstep.console.quantities import about, count, milliseconds, percent, plural, seconds
 from allstep.costs.speed import Speed
+from allstep.plan.answers.what_ifs import WhatIf, best_changes, limits, losses, what_ifs
 from allstep.plan.calibration import Calibration
 from allstep.plan.knowledge import Knowledge
 from allstep.plan.levels import ERRORS, NAMES
 from allstep.plan.prediction import PARTS, Prediction, Question, checks, predict
-from allstep.plan.what_ifs import WhatIf, best_changes, limits, losses, what_ifs
 
 HEAD = (
     "workers",
