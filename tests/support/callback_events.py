@@ -54,5 +54,6 @@ def progress(samples: int, num_workers: int = 2, **others: Any) -> Progress:
         times={phase: [spent] * num_workers for phase, spent in seconds.items()},
         memory=[1000 * (rank + 1) for rank in range(num_workers)],
         batch=64,
+        counts=[256 // num_workers] * num_workers,
     )
     return replace(made, **others)

@@ -102,6 +102,16 @@ class Checks:
         """The longest time from the end of a generation to a plan or the end of the run."""
         return self.policy.elastic_timeout + self.policy.grace + 10.0 + 0.001
 
+    @property
+    def longest_silence(self) -> float:
+        """How long a member of a generation that has ended may be silent and stay.
+
+        Steps of a simulation take less than 20 s, forming included. A run that begins to stop
+        before that gives its members the grace time: one of them has the state to save.
+        """
+        answer, stop = 2.0 + max(self.policy.first_step, 20.0), self.policy.elastic_timeout
+        return answer if answer < stop else max(answer, stop + self.policy.grace)
+
     def event(self, event: Event) -> None:
         match event:
             case HostsFound():
@@ -174,8 +184,7 @@ class Checks:
         has_done = any(each.code in (0, 75) for each in self.exits)
         if self.plan is None or self.plan.generation not in self.counted or has_done:
             return
-        # Steps of a simulation take less than 20 s, forming included.
-        if now > self.ended_at + 2.0 + max(self.policy.first_step, 20.0) + 0.3:
+        if now > self.ended_at + self.longest_silence + 0.3:
             answered = {each for each, (number, _) in self.ready.items() if self.is_now(number)}
             silent = set(self.plan.members) - answered - self.reported_dead - self.killed
             assert silent == set() or self.is_stopping, "a member that does not answer stays"

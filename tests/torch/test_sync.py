@@ -198,6 +198,10 @@ def test_weights_are_averaged_at_intervals(ranks: Ranks, hosts: list[str]) -> No
     [
         ("async", "sync=async: not available in DistributedOptimizer yet; available: allreduce"),
         ("stale:2", "not available in DistributedOptimizer yet"),
+        (
+            "elastic:8",
+            "claim samples, which a script does not; use local:8 here, or `allstep train",
+        ),
         ("local:8:2", "does not know the epochs of its script; use local:8"),
         ("locale:8", "did you mean 'local'"),
     ],

@@ -45,6 +45,7 @@ from allstep.parallel.exchange.own_norms import alone, scale
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.step_errors import NOT_REDUCED, REDUCED, SYNCHRONIZED, UNUSED
 from allstep.parallel.subclass import wrapped
+from allstep.parallel.traffic import Traffic
 from allstep.parallel.updates import ByOwners, EveryRank, Update
 from allstep.parallel.updates.trust_ratios import ratios_of_all
 
@@ -61,7 +62,7 @@ class ReplicatedOptimizer(Optimizer):
         # By `reduce_gradients` without an `apply` since; all gradients, without a step since.
         self._reduced = self._synchronized = False
         self._clip_norm: float | None = None
-        self.measure_norms = False
+        self.traffic, self.measure_norms = Traffic(), False
         # Of the last reduction; None if it measured nothing.
         self.norms: GradientNorms | None = None
         self.weight: float | None = None
@@ -89,8 +90,7 @@ class ReplicatedOptimizer(Optimizer):
         """Count the backward passes of a parameter with a hook."""
         self._requires_update.add(parameter)
         self._allreduce_delay[parameter] = self._replicas.passes
-        register = parameter.register_post_accumulate_grad_hook
-        register(self._note)  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def _note(self, parameter: Tensor) -> None:
         """Record that the gradient of a parameter has been accumulated; called by autograd."""
@@ -212,12 +212,14 @@ class ReplicatedOptimizer(Optimizer):
         if self._exchange is None:
             each = self._replicas
             key = f"{each.key()}/{len(self.param_groups)}"
+            group = self._replica_update.gradient_group(self)
             how = each.rule, each.overlap, each.listener, each.bucket
-            self._exchange = AllReduce(each.group(), key, each.named, *how)
+            self._exchange = AllReduce(group, key, each.named, *how)
         return self._exchange
 
     def _reduce_with(self, exchange: Exchange) -> None:
         sparse = exchange.reduce(self.weight, wanted=self._wanted())
+        self.traffic.count([each.parameter for each in exchange.named], exchange.used)
         self._measure(exchange, self._reduce_sparse(sparse, exchange))
         if not exchange.used and not sparse and not self._warned:
             self._warned = True

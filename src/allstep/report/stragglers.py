@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from allstep.console.quantities import figure, milliseconds, seconds
+from allstep.parallel.sync_mode import NAMES, SyncMode
 from allstep.report.series import counts, samples_per_epoch, steps
 from allstep.report.split import PHASES, timed
 from allstep.report.worlds import World, worlds
 from allstep.runlog import Fields, RunRecord, number
-from allstep.train.watch.straggler_report import advice
+from allstep.train.watch.claimed_interval import ClaimedIntervals
+from allstep.train.watch.straggler_advice import advice
 from allstep.train.watch.straggler_watch import NETWORK, Interval, Straggler, StragglerWatch
 
+_CLAIMING = {name for name in NAMES if not SyncMode(name).has_equal_steps}
 # An interval is `log_every` steps, 10 by default.
 _MIN_INTERVALS = 5
 _MOST = 20
@@ -45,25 +48,29 @@ def find(record: RunRecord) -> list[Straggler]:
     """Return the slow workers and hosts in the order of the run."""
     lines = steps(record)
     sizes = {id(line): size for line, size in zip(lines, counts(lines), strict=True)}
-    return [found for world in worlds(record) for found in _of_world(world, sizes)]
+    claims = _mode(record.starts[-1].get("config") if record.starts else None) in _CLAIMING
+    return [found for world in worlds(record) for found in _of_world(world, sizes, claims)]
 
 
-def _of_world(world: World, sizes: Mapping[int, float]) -> list[Straggler]:
+def _of_world(world: World, sizes: Mapping[int, float], claims: bool) -> list[Straggler]:
     """Return the stragglers among the workers of one world.
 
-    `sizes` has the samples since the line before, by `id` of a step line.
+    `sizes` has the samples since the line before, by `id` of a step line. `claims`: whether the
+    workers claim their samples.
     """
     chosen, times = timed(world.lines)
     if not chosen:
         return []
     size = times.shape[2]
     hosts = world.hosts if len(world.hosts) == size else ("",) * size
-    watch = StragglerWatch(hosts, _MIN_INTERVALS, min_seconds=0.0)
-    changes = [
-        change
-        for line, by_phase in zip(chosen, times, strict=True)
-        for change in watch.add(_interval(line, sizes[id(line)], by_phase.tolist()))
-    ]
+    watch, claimed = StragglerWatch(hosts, _MIN_INTERVALS, min_seconds=0.0), ClaimedIntervals()
+    changes = []
+    for line, by_phase in zip(chosen, times, strict=True):
+        interval: Interval | None = _interval(line, sizes[id(line)], by_phase.tolist())
+        if claims and interval is not None:
+            # Lines of earlier versions have no counts: then no worker counts as slow.
+            interval = claimed.add(interval, _counts(line, size))
+        changes += watch.add(interval) if interval is not None else []
     return [change.straggler for change in changes + watch.close() if change.has_ended]
 
 
@@ -79,12 +86,27 @@ def _interval(line: Fields, size: float, by_phase: list[list[float]]) -> Interva
     return Interval(int(line["samples"]), count, seconds, times)
 
 
+def _mode(config: object) -> str:
+    """Return the name of the `sync` mode of a recorded config."""
+    section = config.get("sync") if isinstance(config, Mapping) else None
+    name = section.get("name") if isinstance(section, Mapping) else None
+    return name.partition(":")[0] if isinstance(name, str) else "allreduce"
+
+
+def _counts(line: Fields, size: int) -> list[float]:
+    """Return the samples of each worker in a line; zeros if it does not have them."""
+    found = line.get("counts")
+    values = found if isinstance(found, list) and len(found) == size else [0.0] * size
+    numbers = [number({"count": each}, "count") or 0.0 for each in values]
+    return [max(0.0, each) for each in numbers]
+
+
 def _row(found: Straggler, record: RunRecord, config: Mapping[str, object]) -> tuple[str, ...]:
     size = samples_per_epoch(record)
     begin = f"epoch {figure(found.since / size)}" if size else f"sample {found.since:,}"
     batch = number(config, "batch") or 1.0
     mine, usual = (milliseconds(each * batch) for each in (found.mine, found.usual))
-    by_speed = config.get("shares") == "speed"
+    is_even = config.get("shares", "even") == "even"
     return (
         found.name,
         found.part,
@@ -93,5 +115,5 @@ def _row(found: Straggler, record: RunRecord, config: Mapping[str, object]) -> t
         begin,
         seconds(found.seconds),
         f"{found.cost:,.0f} of {found.speed + found.cost:,.0f} images/s",
-        advice(found, by_speed),
+        advice(found, _mode(config), is_even=is_even),
     )

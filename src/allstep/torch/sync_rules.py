@@ -44,6 +44,11 @@ def requested_mode(sync: str | None) -> SyncMode:
             f"{name}={text}: an optimizer does not know the epochs of its script; use"
             f" local:{mode.number}"
         )
+    if mode.name == "elastic":
+        raise ValueError(
+            f"{name}={text}: in elastic:H workers claim samples, which a script does not;"
+            f" use local:{mode.number} here, or `allstep train sync={mode}`"
+        )
     if mode.name not in ("allreduce", "local", "diloco"):
         raise ValueError(
             f"{name}={text}: not available in DistributedOptimizer yet; available: {_AVAILABLE}"

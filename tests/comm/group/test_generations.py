@@ -1,6 +1,7 @@
 """Workers that lose and gain members while they run: the same processes, other ranks (D14)."""
 
 import os
+import signal
 import threading
 import time
 
@@ -121,6 +122,27 @@ def test_a_world_that_ends_while_it_is_formed(ranks: Ranks) -> None:
         launcher.form(["c", "a"], source=1)
 
     outcomes = run_generations(ranks, ["a", "b", "c"], one_world, change)
+    assert outcomes["b"].exit_code < 0
+    for rank, ticket in enumerate(["c", "a"]):
+        assert outcomes[ticket].exit_code == 0, describe(outcomes[ticket])
+        assert outcomes[ticket].result == [rank, 2, 1, 2.0, rank, 2, rank, rank, 2]
+
+
+def test_a_rank_that_hangs_while_its_world_is_formed(ranks: Ranks) -> None:
+    """The others time out and ask for the next world, all at once, before the launcher ends it."""
+
+    def change(launcher: Generations) -> None:
+        pid = launcher.wait_for("b")["card"]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        launcher.form(["a", "b", "c"])
+        launcher.wait_for("a")
+        launcher.wait_for("c")
+        launcher.kill("b")
+        launcher.form(["c", "a"], source=1)
+
+    outcomes = run_generations(
+        ranks, ["a", "b", "c"], one_world, change, env={"ALLSTEP_START_TIMEOUT": "3"}
+    )
     assert outcomes["b"].exit_code < 0
     for rank, ticket in enumerate(["c", "a"]):
         assert outcomes[ticket].exit_code == 0, describe(outcomes[ticket])

@@ -2,12 +2,14 @@
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from allstep.kvstore.rules.slices import SLICE_BYTES, cut
 
 
+# No rows, each longer than a slice.
+@example(0, 5, 16)
 @given(st.integers(0, 300), st.integers(1, 90), st.integers(16, 200))
 def test_slices_are_the_value_in_whole_rows(num_rows: int, width: int, nbytes: int) -> None:
     numel = num_rows * width

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from allstep.comm.group.init import session
 from allstep.kvstore.training import Push
-from support.parties import BATCH, EPOCH, Party, gradients, missed, same
+from support.parties import BATCH, EPOCH, Party, gradients, lr, missed, same
 from support.ranks import Ranks
 
 
@@ -153,3 +153,55 @@ def test_without_scaling_each_push_has_the_full_learning_rate(ranks: Ranks) -> N
     pushes, _ = run(ranks, 2, [EPOCH], optimizer="plain", more={"scale": False})
     # Another party may push the second claim before it.
     assert min(pushes, key=lambda push: push.start).lrs == (0.1,)
+
+
+def serial_elastic(pushes: Sequence[Push], alpha: float, **options: Any) -> list[Tensor]:
+    """EASGD in a few lines: torch's own step on each party's weights, then the move (1412.6651)."""
+    parties = {push.party: Party(**options) for push in pushes}
+    center = [each.detach().clone() for each in Party(**options).model.parameters()]
+    for push in pushes:
+        party = parties[push.party]
+        for claim in push.claims:
+            gradients(party.model, claim)
+            party.plain.param_groups[0]["lr"] = party.base_lr * lr(claim.start)
+            party.plain.step()
+        for own, common in zip(party.model.parameters(), center, strict=True):
+            difference = alpha * (own.detach() - common)
+            own.data -= difference
+            common += difference
+    return center
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
+def test_elastic_equals_a_serial_model(ranks: Ranks, optimizer: str) -> None:
+    options = {"optimizer": optimizer, "width": 1200, "has_rare": optimizer != "adamw"}
+    pushes, weights = run(ranks, 3, [60], sync="elastic:3", sleeps=0.005, **options)
+    assert {push.party for push in pushes} == {0, 1, 2}
+    assert {len(push.claims) for push in pushes} <= {1, 2, 3} and max(p.age for p in pushes) >= 1
+    center = serial_elastic(pushes, 0.9 / 3, **options)
+    for (name, _), value in zip(Party(**options).model.named_parameters(), center, strict=True):
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_parties_of_elastic_are_equal_at_a_synchronization_point(ranks: Ranks) -> None:
+    """Weights are the center's, optimizer states the mean; the next round begins there."""
+
+    def work() -> object:
+        party = Party(sync="elastic:2", optimizer="sgd", width=8, sleeps=0.003, more={"alpha": 0.5})
+        shared = party.share()
+        copy, own, before = shared._copy, [], shared._copy.before_average
+
+        def note() -> None:
+            own.extend(view.clone() for view in copy.states_to_average()[1:])
+            before()
+
+        copy.before_average = note
+        party.round(0, 60)
+        center, state = copy.present[0].clone(), copy.states_to_average()[1:]
+        return party.weights(), center.equal(copy.own[0]), own, [each.clone() for each in state]
+
+    (first, at_center, own, mean), (other, _, theirs, _) = ranks(2, work)
+    assert at_center and same(first, other)
+    assert any(name.endswith("momentum_buffer") for name in first)
+    for one, two, both in zip(own, theirs, mean, strict=True):
+        assert not one.equal(two) and both.equal((one + two) / 2)

@@ -6,7 +6,7 @@ The simulated job and its checks are in `support.elastic_simulation`.
 import os
 import typing
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from allstep.launch.roster import Policy
@@ -58,7 +58,18 @@ UPDATES = st.sampled_from([20, 1, 300])
 SEEDS = st.integers(0, 2**32)
 
 
+# No member waits when the run begins to stop, and the last one answers later than any step takes.
+SLOW_LAST = Policy(2, 1, elastic_timeout=5.0, blacklist=True)
+
+
 @OFTEN
+@example(
+    SLOW_LAST,
+    (("a", 1), ("b", 1), ("c", 1)),
+    [Fault(4.0, "kill", 1), Fault(8.0, "kill", 0)],
+    1141804,
+    20,
+)
 @given(policies(), host_lists(1), faults(), SEEDS, UPDATES)
 def test_the_invariants_hold_and_the_run_ends(
     policy: Policy, hosts: HostList, what: list[Fault], seed: int, updates: int

@@ -26,6 +26,8 @@ def point(samples: int, *parties: Party) -> dict[str, Any]:
             "pushes": sum(ages.values()),
             "waited": waited,
             "ages": {str(age): pushes for age, pushes in ages.items()},
+            "sent": 2 * count,
+            "received": 4 * count,
         }
         for rank, (count, waited, ages) in enumerate(parties)
     }
@@ -71,8 +73,8 @@ def test_table_and_histograms() -> None:
     assert found is not None
     # The run has 80 lines of half a second.
     assert found.rows == (
-        ("0", "6,000 (75%)", "60", "0.50", "1", "2 s (5.0%)"),
-        ("1", "2,000 (25%)", "20", "2.80", "3", "0 s (0.0%)"),
+        ("0", "6,000 (75%)", "60", "0.50", "1", "2 s (5.0%)", "12 kB", "24 kB"),
+        ("1", "2,000 (25%)", "20", "2.80", "3", "0 s (0.0%)", "4 kB", "8 kB"),
     )
     fast, slow = found.histograms
     assert [bar.text for bar in fast.bars] == ["age 0: 50.0%", "age 1: 50.0%"]
@@ -89,6 +91,24 @@ def test_many_ages_are_ranges() -> None:
     assert found is not None
     (only,) = found.histograms
     assert len(only.bars) == 20 and only.bars[0].text == "age 0 to 4: 5.0%"
+
+
+def test_bytes_and_waiting_of_a_synchronous_run() -> None:
+    """All gradients have age 0; a line without these figures, of an earlier version, is skipped."""
+    times = {"input": [0.0] * 2, "compute": [0.1, 0.3], "wait": [0.2, 0.0], "update": [0.0] * 2}
+    more = {"counts": [60, 40], "sent": [1000, 2000], "received": [3000, 3000]}
+
+    def extra(line: int) -> dict[str, Any]:
+        return {**times, **(more if line else {}), "version": line + 1}
+
+    found = parties(record(lines(extra=extra)))
+    assert found is not None and found.histograms == ()
+    assert found.rows == (
+        ("0", "4,740 (60%)", "80", "0.00", "0", "16 s (39.5%)", "79 kB", "237 kB"),
+        ("1", "3,160 (40%)", "80", "0.00", "0", "0 s (0.0%)", "158 kB", "237 kB"),
+    )
+    assert "no gradient is older" in found.summary
+    assert judgement("asynchronous", record(lines(extra=extra))) is None
 
 
 def test_a_synchronous_run_has_no_parties() -> None:

@@ -87,6 +87,26 @@ def test_checkpoints_alone_are_a_run(tmp_path: Path) -> None:
         claim_folder(config("seed=5"), folder, resume=True)
 
 
+@pytest.mark.parametrize("more", ["", '{"kind": "event", "text": "slow"}\n{"kind": "st'])
+def test_a_start_that_was_killed_before_its_first_step_begins_again(
+    tmp_path: Path, more: str
+) -> None:
+    """The same command starts it; with --resume auto it says that there is no checkpoint."""
+    folder = begun(tmp_path / "run", record='{"kind": "start"}\n' + more)
+    assert claim_folder(config(), folder) == Claimed(folder)
+    assert claim_folder(config(), folder, resume=True) == Claimed(folder, resumes=True)
+    with pytest.raises(ConfigError, match="exists already with other values: seed was 0, is 5"):
+        claim_folder(config("seed=5"), folder)
+
+
+@pytest.mark.parametrize("line", ['{"kind": "step"}\n', '{"kind": "eval"}\n', "damaged\n"])
+def test_a_run_that_recorded_a_step_is_not_begun_again(tmp_path: Path, line: str) -> None:
+    start = "" if line == "damaged\n" else '{"kind": "start"}\n'
+    folder = begun(tmp_path / "run", record=start + line)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        claim_folder(config(), folder)
+
+
 def test_a_run_that_has_ended(tmp_path: Path) -> None:
     claimed = claim_folder(config(), begun(tmp_path, record=ENDED), resume=True)
     assert claimed.has_ended

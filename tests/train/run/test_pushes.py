@@ -114,6 +114,12 @@ def test_a_run_pushes_every_sample_once_and_can_be_replayed(
     for each in record.syncs:
         assert sum(party["samples"] for party in each["parties"].values()) == EPOCH
         assert set(each["parties"]) == {"0", "1"}
+        for party in each["parties"].values():
+            assert party["made"] > party["read"] >= 0
+            assert party["sent"] % party["pushes"] == 0
+            # It receives at each push, at the begin of a round, and at the end of the last one.
+            more = party["received"] // (party["sent"] // party["pushes"]) - party["pushes"]
+            assert more == (1 if each is record.syncs[0] else 2)
     ages = [
         int(age) for each in record.syncs for p in each["parties"].values() for age in p["ages"]
     ]
@@ -123,6 +129,7 @@ def test_a_run_pushes_every_sample_once_and_can_be_replayed(
     positions = [step["samples"] for step in record.steps]
     assert positions == sorted(positions)
     assert len(positions) > 4 and EPOCH in positions
+    assert sum(sum(step["counts"]) for step in record.steps) == pytest.approx(2 * EPOCH, rel=0.02)
     seen = sum(step["images_per_second"] * step["seconds"] for step in record.steps)
     assert seen == pytest.approx(2 * EPOCH, rel=0.02)
     assert [each["samples"] for each in record.checkpoints][-1] == 2 * EPOCH
@@ -205,8 +212,11 @@ def train_with_a_bad_label(out: Path) -> None:
         (["sync=async", "noise_scale=true"], "the noise scale and sync=async exclude"),
         (["sync=async", "optimizer.noise=0.1"], "gradient noise and sync=async exclude"),
         (["sync=async", "sync.correct=lr"], "the learning rate is scaled twice"),
-        (["sync=async", "sync.parties=hosts"], "sync.parties=hosts is not available"),
         (["sync=async", "share_weights=true"], "share_weights=true and sync=async exclude"),
+        (["sync=async", "sync.alpha=0.3"], "sync=async has no center: omit it, or set"),
+        (["sync=elastic:4", "sync.correct=delay"], "workers push differences of weights"),
+        (["sync=elastic:4", "sync.scale=false"], "sync.scale=False is for pushes of gradients"),
+        (["sync=elastic:4", "model.norm=ghost"], "model.norm=ghost and sync=elastic:4 exclude"),
     ],
 )
 def test_what_does_not_fit_is_an_error(overrides: list[str], sentence: str) -> None:
@@ -221,10 +231,20 @@ def test_replacements_and_wrong_numbers_are_errors() -> None:
     check_elastic(read_config("digits", ["sync=async"]), 2, [1, 2])
     with pytest.raises(ConfigError, match="use sync=server"):
         read_config("digits", ["sync=stale:0"])
+    with pytest.raises(ConfigError, match="did you mean 'elastic'"):
+        read_config("digits", ["sync=elastc:8"])
+    for alpha in ("0", "1.5"):
+        with pytest.raises(ConfigError, match=r"sync\.alpha"):
+            read_config("digits", ["sync=elastic:8", f"sync.alpha={alpha}"])
 
 
 def test_only_an_asynchronous_run_has_something_to_replay(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(read_config("digits", []).resolved(1).to_yaml())
+    elastic = read_config("digits", ["sync=elastic:4"]).resolved(1)
+    (tmp_path / "elastic").mkdir()
+    (tmp_path / "elastic" / "config.yaml").write_text(elastic.to_yaml())
+    with pytest.raises(ConfigError, match="a run with sync=elastic:4 cannot be replayed: the"):
+        replay_run(tmp_path / "elastic")
     with pytest.raises(ConfigError, match="a run with sync=allreduce has no order log"):
         replay_run(tmp_path)
     entry = order_file.LoggedRound(
@@ -258,11 +278,23 @@ def test_only_an_asynchronous_run_has_something_to_replay(tmp_path: Path) -> Non
             "lazy:4: no worker waits for another one, and each pushes the sum of 4 steps;"
             " 2 parties push 128 samples each; learning rate of a push: lr x 128/64",
         ),
+        (
+            "elastic:8",
+            "elastic:8: no worker waits for another one; after 8 steps of its own a worker and the"
+            " center move toward each other; 2 parties; each moves 0.9/2 of the distance; a step"
+            " has 32 samples and the learning rate lr",
+        ),
     ],
 )
 def test_the_banner_states_who_waits(sync: str, expected: str) -> None:
     config = read_config("digits", [f"sync={sync}", "batch=64"]).resolved(2)
     assert sync_line(config, 2).startswith(expected)
+
+
+def test_the_banner_names_hosts_as_parties() -> None:
+    config = read_config("digits", ["sync=local:4"]).resolved(4)
+    text = "local:4: each of 2 hosts trains alone for 4 steps, whose workers wait for each other"
+    assert sync_line(config, 4, num_hosts=2).startswith(text)
 
 
 @pytest.mark.usefixtures("processes")

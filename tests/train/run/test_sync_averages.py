@@ -106,3 +106,31 @@ def test_a_dead_worker_does_not_stop_the_run(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_an_error(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         check_config(read_config("digits", overrides), 2)
+
+
+def last_checkpoint(overrides: list[str]) -> Any:
+    world, out = allstep.init(), Path.cwd() / "run"
+    train(read_config("digits", [*SHORT, "epochs=1", *overrides]), world, out)
+    written = sorted(checkpoint.written(out / "checkpoints"))
+    return None if world.rank else checkpoint.read(written[-1])
+
+
+def test_hosts_are_the_parties_of_several_hosts(ranks: Any) -> None:
+    """Two hosts with 2 and 1 workers train as two workers with batches of two thirds and one.
+
+    Reference: the same parties as 2 workers with these shares, each with a host of its own. Sums
+    within a host round otherwise, so values are close and not equal. Workers that were parties
+    would have momenta of their own, which differ.
+    """
+    overrides = ["sync=local:4", "batch=51", "optimizer.momentum=0.9", "model.norm=none"]
+    found = ranks(3, last_checkpoint, overrides, hosts=list("aab"))[0]
+    shares = ["shares=[2,1]", "sync.parties=workers"]
+    expected = ranks(2, last_checkpoint, [*overrides, *shares], hosts=list("ab"))[0]
+    for name, tensor in expected.weights.items():
+        torch.testing.assert_close(found.weights[name], tensor, rtol=1e-4, atol=1e-4)
+    momenta = {name: each for name, each in found.optimizer.items() if "/party." in name}
+    for name, tensor in momenta.items():
+        if "/party.1." in name:
+            # Workers of a host have one state.
+            assert torch.equal(tensor, found.optimizer[name.replace("party.1.", "")]), name
+    assert momenta

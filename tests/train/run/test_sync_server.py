@@ -91,6 +91,16 @@ def test_pushes_over_several_hosts_are_not_supported_yet() -> None:
         check_hosts(read_config("digits", ["sync=async"]), world)
 
 
+@pytest.mark.parametrize("mode", ["async", "stale:2", "local:8", "diloco:32"])
+def test_one_host_is_no_several_parties(mode: str) -> None:
+    world, config = World.alone(), read_config("digits", [f"sync={mode}", "sync.parties=hosts"])
+    check_hosts(config, world)
+    world = World(0, 2, 0, 2, 0, 1, "h1", "allstep")
+    with pytest.raises(ConfigError, match="makes one party of the 2 workers of this host, and"):
+        check_hosts(config, world)
+    check_hosts(read_config("digits", ["sync=server", "sync.parties=hosts"]), world)
+
+
 @pytest.mark.parametrize(
     ("hosts", "more", "expected"),
     [

@@ -110,7 +110,7 @@ def test_a_bar_on_a_terminal() -> None:
             Evaluated(1, 1000, SCORE, SCORE, 2.0, num_bad=1234),
             "180 images/s  2.0 s  1,234 bad samples skipped",
         ),
-        (Evaluated(1, 1000, Score(0.0, 0.0, 0), SCORE, 0.0), "0 images/s  0.0 s"),
+        (Evaluated(1, 1000, Score(0.0, 0.0, 0), SCORE, 0.0), "validation 91.2%       0.0 s"),
     ],
 )
 def test_the_line_of_an_evaluation(event: Evaluated, text: str) -> None:

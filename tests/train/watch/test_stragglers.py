@@ -5,10 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from allstep.train.config.sync_config import SyncConfig
 from allstep.train.watch.callback import Callback, Callbacks
+from allstep.train.watch.straggler_advice import advice
 from allstep.train.watch.straggler_report import described, with_straggler_report
 from allstep.train.watch.straggler_watch import (
     Change,
@@ -17,6 +19,7 @@ from allstep.train.watch.straggler_watch import (
     StragglerWatch,
     slow_ranks,
 )
+from allstep.train.watch.sync_gains import Gains
 from support.callback_events import CONFIG, opening, progress
 
 ONE_HOST = ("a", "a", "a", "a")
@@ -133,6 +136,9 @@ def test_another_worker_ends_the_first() -> None:
 
 
 @settings(deadline=None, max_examples=50)
+# Less than a clock resolves: of the step, and of a worker in it.
+@example(times=[[1.2e-38, *[0.0] * 7]], hosts=("a", "a"))
+@example(times=[[5e-10, *[0.0] * 3, 8e-10, *[0.0] * 3]], hosts=("a", "a"))
 @given(
     times=st.lists(st.lists(st.floats(0, 1e6), min_size=8, max_size=8), min_size=1, max_size=12),
     hosts=st.sampled_from([("a", "a"), ("a", "b")]),
@@ -188,7 +194,8 @@ def test_the_line_of_a_running_run() -> None:
         "worker 1 is 2.3 times slower than the others since sample 0 (30 s): its compute takes 260"
         " ms a step, that of the others 100 ms; without it the run would do 457 instead of 213"
         " images/s; look for other processes and a low clock rate on the machine (`allstep"
-        " doctor`), or set shares=speed"
+        " doctor`); if it stays slow, asynchronous training (sync=async) gains up to 1.7x; uneven"
+        " shares (shares=speed) gain the same without staleness"
     )
     assert figures["samples"] == 10 * 640
     assert figures["straggler"]["ranks"] == (1,) and figures["straggler"]["part"] == "compute"
@@ -248,13 +255,70 @@ FOUND = Straggler((0,), "", False, "update", 2.0, 0.1, 0.05, 0, 640, 30.0, 100.0
         ({}, "worker 0 also logs and saves: set a larger log_every or save.seconds"),
         ({"ranks": (1,)}, "clock rate on the machine (`allstep doctor`)"),
         ({"part": "input", "host": "b"}, "check the disk of its host, set more data.workers, or"),
-        ({"part": "compute", "host": "b"}, "on its host (`allstep doctor`), or set shares=speed"),
+        (
+            {"part": "compute", "host": "b", "gains": Gains(1.8, 1.8)},
+            "on its host (`allstep doctor`); if it stays slow, asynchronous training (sync=async)"
+            " gains up to 1.8x; uneven shares (shares=speed) gain the same without staleness",
+        ),
+        ({"part": "compute", "gains": Gains(1.05, 1.05)}, "on the machine (`allstep doctor`)"),
         ({"part": "network", "ranks": ()}, "compare the hosts with `allstep doctor -H`"),
     ],
 )
 def test_what_to_do(changed: dict[str, Any], end: str) -> None:
     text = described(Change(replace(FOUND, **changed)), 64)
     assert end in text.rpartition("images/s; ")[2]
+
+
+@pytest.mark.parametrize(
+    ("sync", "is_even", "expected"),
+    [
+        ("local", True, "if it stays slow, asynchronous training (sync=async) gains up to 2x"),
+        ("allreduce", False, "clock rate on the machine (`allstep doctor`)"),
+        ("async", True, "asynchronous steps gain up to 2x over waiting for it; uneven shares"),
+        ("elastic", True, "uneven shares (sync=allreduce shares=speed) gain 1.5x without"),
+        ("clock", True, "a bound on ages (sync=stale:2) gains up to 2x, and uneven shares"),
+    ],
+)
+def test_other_modes_that_fit_the_mode_of_the_run(sync: str, is_even: bool, expected: str) -> None:
+    found = replace(FOUND, ranks=(1,), part="compute", gains=Gains(2.0, 1.5))
+    text = advice(found, sync, is_even=is_even)
+    assert expected in text
+    assert ("or set shares=speed" not in text) and (is_even or "gain" not in text)
+
+
+def test_a_slow_worker_of_an_asynchronous_run() -> None:
+    """All workers are busy all the time; the slow one claims a third of the samples."""
+    heard = Heard()
+    callbacks = with_straggler_report([heard])
+    config = CONFIG.model_copy(update={"sync": SyncConfig(name="async")})
+    callbacks.start(opening(config=config))
+    busy = {"input": [0.0, 0.0], "compute": [3.6] * 2, "update": [0.4] * 2, "wait": [0.0, 0.0]}
+    for number in range(10):
+        # Every second line without a step of worker 1.
+        counts = [480, 0] if number % 2 == 0 else [480, 320]
+        callbacks.progress(
+            progress(
+                (number + 1) * 640, times=busy, seconds=4.0, images_per_second=160.0, counts=counts
+            )
+        )
+    assert heard.lines == [], "an interval has a step of every worker"
+    for number in range(10, 20):
+        counts = [480, 0] if number % 2 == 0 else [480, 320]
+        callbacks.progress(
+            progress(
+                (number + 1) * 640, times=busy, seconds=4.0, images_per_second=160.0, counts=counts
+            )
+        )
+    ((text, figures),) = heard.lines
+    # With even shares 640 samples each take 5.33 s and 16 s.
+    assert text == (
+        "worker 1 is 3.0 times slower than the others since sample 0 (80 s): its compute takes 720"
+        " ms a step, that of the others 240 ms; without it the run would do 240 instead of 160"
+        " images/s; look for other processes and a low clock rate on the machine (`allstep"
+        " doctor`); asynchronous steps gain up to 2x over waiting for it; uneven shares"
+        " (sync=allreduce shares=speed) gain the same without staleness"
+    )
+    assert figures["straggler"]["gains"]["asynchronous"] == pytest.approx(2.0)
 
 
 def test_without_callbacks_there_is_no_report() -> None:

@@ -14,9 +14,11 @@ import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from allstep.comm.group.backend import create_apart
 from allstep.comm.group.joined import Joined, join_ranks
@@ -25,7 +27,7 @@ from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
 from allstep.comm.join.launcher_store import WireStore
 from allstep.comm.join.membership import Membership, membership
-from allstep.errors import CommError, WorldError
+from allstep.errors import CollectiveTimeout, CommError, WorldError
 from allstep.world import World
 
 
@@ -131,7 +133,12 @@ class DefaultGroup:
         self.joined = joined
         self.by_purpose: dict[str, AllstepGroup] = {}
         self.closers: list[weakref.WeakMethod[Callable[[], None]]] = []
-        self._is_ours = _make_group(joined)
+        try:
+            self._is_ours = _make_group(joined)
+        except dist.DistStoreError as error:
+            if not joined.is_elastic:
+                raise
+            raise _late(joined, error) from error
         try:
             # A rank must not leave while another one still connects to it.
             if joined.is_elastic and self._is_ours:
@@ -152,6 +159,30 @@ class DefaultGroup:
                 store, name, world.rank, members, limits.start, limits.timeout, options
             )
         return self.by_purpose[purpose]
+
+    def host_group_for(self, purpose: str) -> AllstepGroup | None:
+        """Return the group of the ranks of this host; None if this rank is alone on it."""
+        members, name = self._on_host, f"{purpose} of a host"
+        if len(members) == 1:
+            return None
+        if name not in self.by_purpose:
+            joined, limits = self.joined, self.joined.limits
+            store = PrefixStore(str(members[0]), joined.fresh_store(f"group for {name}"))
+            self.by_purpose[name] = create_apart(
+                store, f"allstep {name}", joined.world.rank, members, limits.start, limits.timeout
+            )
+        return self.by_purpose[name]
+
+    @cached_property
+    def num_hosts(self) -> int:
+        """The number of hosts of the world."""
+        return len(set(self.joined.nodes))
+
+    @cached_property
+    def _on_host(self) -> list[int]:
+        """The ranks of this host."""
+        nodes, own = self.joined.nodes, self.joined.world.rank
+        return [rank for rank, node in enumerate(nodes) if node == nodes[own]]
 
     def close(self) -> None:
         """Call the registered closers, then destroy the groups."""
@@ -250,6 +281,18 @@ def group_for(purpose: str) -> AllstepGroup:
     return _session.default.group_for(purpose)
 
 
+def host_group_for(purpose: str) -> AllstepGroup | None:
+    """Return a group of the ranks of this host, as `group_for` does; None if there is only one."""
+    if _session.default is None:
+        raise WorldError(f"a group for {purpose}: call allstep.init() first")
+    return _session.default.host_group_for(purpose)
+
+
+def num_hosts() -> int:
+    """Return the number of hosts of the world; 1 before `init`."""
+    return 1 if _session.default is None else _session.default.num_hosts
+
+
 def at_shutdown(close: Callable[[], None]) -> None:
     """Register a method that `shutdown` calls before the groups end, if its object still exists."""
     if _session.default is not None:
@@ -291,6 +334,22 @@ def _make_group(joined: Joined) -> bool:
         raise
     _allow(limits.timeout)
     return True
+
+
+def _late(joined: Joined, error: dist.DistStoreError) -> CollectiveTimeout:
+    """Return the error about ranks that have joined a world and stopped while it was formed.
+
+    As an error of allstep it lets an elastic run continue: this rank asks for the next world, and
+    the launcher waits for the silent ranks, and kills them in the end.
+    """
+    world, seconds = joined.world, joined.limits.start
+    return CollectiveTimeout(
+        f"init: not all of {world.size} ranks have formed the world within {seconds:g} s ({error});"
+        " look at their output, or raise ALLSTEP_START_TIMEOUT if they start slowly",
+        rank=world.rank,
+        op="init",
+        seconds=seconds,
+    )
 
 
 def _allow(seconds: float) -> None:

@@ -29,9 +29,8 @@ def cut(numel: int, itemsize: int, nbytes: int = SLICE_BYTES, width: int = 1) ->
     if width <= most:
         return _steps(0, numel, most // width * width)
     step = -(-width // -(-width // most))
-    return [
-        span for row in range(0, max(1, numel), width) for span in _steps(row, row + width, step)
-    ]
+    rows = range(0, max(1, numel), width)
+    return [span for row in rows for span in _steps(row, min(numel, row + width), step)]
 
 
 def _steps(start: int, end: int, step: int) -> list[Span]:

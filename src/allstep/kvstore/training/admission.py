@@ -3,6 +3,7 @@
 =========  =====================================================================================
 async      none
 lazy:K     none
+elastic:H  none
 stale:S    one that would make another party's gradient older than S rounds (`gradient_age`)
 clock:S    one by which its party would be more than S pushes ahead of the slowest (SSP)
 =========  =====================================================================================

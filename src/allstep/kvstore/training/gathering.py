@@ -86,11 +86,19 @@ class Gathering:
     def average(self, ranks: Sequence[int]) -> None:
         """Replace the tensors by the mean of these parties', added in the order of the ranks."""
         for place, each in enumerate(self.averaged):
-            exact = torch.float32 if each.dtype in _HALF else each.dtype
+            exact = _exact(each.dtype)
             total = self._copies[ranks[0]][place].to(exact, copy=True)
             for rank in ranks[1:]:
                 total.add_(self._copies[rank][place])
-            each.copy_(total.div_(len(ranks)))
+            total.div_(len(ranks))
+            each.copy_(total if each.is_floating_point() else total.round_())
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which tensors are added; whole numbers have a mean, too."""
+    if dtype in _HALF:
+        return torch.float32
+    return dtype if dtype.is_floating_point else torch.float64
 
 
 def _room(each: Tensor) -> int:

@@ -38,6 +38,8 @@ class ModelCopy:
         self.layout = layout = plan.layout
         self.present = flats_in(layout, present)
         self.updates = UnitUpdates(outer, wrapped, plan, self.present, state)
+        self.published = self.updates
+        """The updates with whose state `take_state` begins: those in shared memory."""
         self.own, self._gradients = self._new_flats(), self._new_flats()
         self._views, self._own_views = layout.views(self._gradients), layout.views(self.own)
         self._parameters = {number: layout.named[number].parameter for number in self._views}
@@ -112,6 +114,26 @@ class ModelCopy:
         unit = self.layout.units[index]
         part = slice(unit.start, unit.end)
         self.own[unit.flat][part].copy_(self.present[unit.flat][part])
+
+    def pull_after_push(self, index: int) -> None:
+        """Copy a unit that we have just pushed to."""
+        self.pull(index)
+
+    def step(self) -> None:
+        """Do what a party does with a gradient that it does not push; only `elastic` does."""
+
+    def states_to_average(self) -> list[Tensor]:
+        """Return the state of this party alone; none, since all parties share theirs."""
+        return []
+
+    def before_average(self) -> None:
+        """Called before the tensors of a synchronization point are averaged."""
+
+    def after_average(self) -> None:
+        """Called after that."""
+
+    def take_published(self) -> None:
+        """Use the state that the leader has published; all parties share it already."""
 
     def put(self) -> None:
         """Make our weights the newest ones."""

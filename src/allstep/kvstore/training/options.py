@@ -6,7 +6,7 @@ from allstep.errors import ConfigError, did_you_mean
 from allstep.kvstore.training.corrections import CORRECTIONS, DELAY_STRENGTH
 from allstep.parallel.sync_mode import SyncMode
 
-MODES = ("async", "stale", "clock", "lazy")
+MODES = ("async", "stale", "clock", "lazy", "elastic")
 """Modes of this package."""
 
 
@@ -16,8 +16,9 @@ class Options:
 
     mode: one of `MODES`. epoch_size: samples of an epoch. correct: see `corrections`. delay: the
     strength of `correct="delay"`. scale: multiply the learning rate of a push by its samples /
-    batch (D18). num_values: numbers that a party may pass to `gather`. log_capacity: pushes of a
-    round at most.
+    batch (D18). alpha: the part of their distance by which a party and the center of `elastic:H`
+    move; None: 0.9 / parties. num_values: numbers that a party may pass to `gather`. log_capacity:
+    pushes of a round at most.
     """
 
     mode: SyncMode
@@ -25,6 +26,7 @@ class Options:
     correct: str = "none"
     delay: float = DELAY_STRENGTH
     scale: bool = True
+    alpha: float | None = None
     num_values: int = 64
     log_capacity: int = 16384
 
@@ -45,7 +47,12 @@ class Options:
     @property
     def steps(self) -> int:
         """The steps of a push."""
-        return self.mode.number if self.mode.name == "lazy" else 1
+        return self.mode.number if self.mode.name in ("lazy", "elastic") else 1
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether each party makes its steps on weights of its own."""
+        return self.mode.name == "elastic"
 
     @property
     def strength(self) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from allstep.comm.group.init import at_shutdown
+from allstep.comm.group.process_group import AllstepGroup
 from allstep.errors import UserError
 from allstep.kvstore.memory.parties import Parties
 from allstep.kvstore.training.layout import Layout
@@ -33,6 +34,10 @@ class PushUpdate:
     def reduces_gradients(self, optimizer: Replica) -> bool:
         """Return False: each party pushes its own."""
         return False
+
+    def gradient_group(self, optimizer: Replica) -> AllstepGroup:
+        """Return the group of all ranks."""
+        return optimizer._replicas.group()
 
     def reduce(self, optimizer: Replica) -> None:
         """Measure and clip the own gradient; the optimizer of a party reduces nothing."""

@@ -24,9 +24,9 @@ A lost party stops no other one: locks are freed by the kernel, its claims are g
 barriers do not wait for it. It may leave one push half applied, which the order log marks as torn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -37,6 +37,7 @@ from allstep.kvstore.rules.gradient_age import NONE
 from allstep.kvstore.training.admission import PushAdmission
 from allstep.kvstore.training.claims import Claims
 from allstep.kvstore.training.corrections import push_lr
+from allstep.kvstore.training.elastic_copy import ALPHA, ElasticCopy, own_states
 from allstep.kvstore.training.gathering import Gathering
 from allstep.kvstore.training.model_copy import ModelCopy
 from allstep.kvstore.training.model_memory import ModelMemory
@@ -51,26 +52,11 @@ from allstep.kvstore.training.party_lines import (
     TORN,
 )
 from allstep.kvstore.training.push import Claim, Push
+from allstep.kvstore.training.sync_point import SyncPoint
 from allstep.kvstore.training.unit_updates import StateLayout
 from allstep.kvstore.training.whole_state import put_state, whole_state
 
 Values = Sequence[float] | Tensor | None
-
-
-class SyncPoint(NamedTuple):
-    """What all parties know at a synchronization point.
-
-    version: pushes so far. position: samples claimed so far, all of them done. parties: the living
-    ranks. lost: those lost since the last point, and why. pushes: those since the last point, in
-    their order. values: what each living party passed to `synchronize`, by rank.
-    """
-
-    version: int
-    position: int
-    parties: tuple[int, ...]
-    lost: dict[int, str]
-    pushes: list[Push]
-    values: dict[int, Tensor]
 
 
 class SharedModel:
@@ -91,12 +77,17 @@ class SharedModel:
     ) -> None:
         self.options, self._parties, self._outer = options, parties, outer
         self.rank, self.size = parties.rank, parties.size
+        made = ElasticCopy if options.is_elastic else ModelCopy
+        num_averaged = len(averaged)
+        averaged = [*averaged, *(own_states(plan) if options.is_elastic else ())]
         memory = ModelMemory(parties, options, plan, len(outer.param_groups), averaged)
         self.nbytes = memory.nbytes
         self.slices: Sequence[Slice] = memory.units
         self._lines, self._log = memory.lines, memory.log
         self._caller = Caller(self.rank, parties.waiting)
-        self._copy = ModelCopy(outer, wrapped, plan, memory.weights, memory.state)
+        self._copy = made(outer, wrapped, plan, memory.weights, memory.state)
+        averaged[num_averaged:] = self._copy.states_to_average()
+        self._nbytes = plan.layout.nbytes
         self._gathering = Gathering(
             memory.gathering, self.rank, self.size, options.num_values, averaged, self._barrier
         )
@@ -146,6 +137,8 @@ class SharedModel:
         self._round, self._batch = self._round + 1, batch
         share = max(1, batch // len(self.living))
         self._admission = self._new_admission()
+        if isinstance(self._copy, ElasticCopy):
+            self._copy.alpha = self.options.alpha or ALPHA / len(self.living)
         self.claims.begin_round(self._round, position, limit, share, self.options.epoch_size)
 
     def _new_admission(self) -> PushAdmission:
@@ -164,12 +157,14 @@ class SharedModel:
         self._agree()
         is_over = not self.claims.num_open()
         self._pull(computes=False)
+        self._copy.before_average()
         self._gathering.contribute()
         found = self._gathering.gather(values)
         if not is_over:
             return None
         self.living = tuple(found)
         self._gathering.average(self.living)
+        self._copy.after_average()
         version = self.slices[0].num_updates
         pushes = self._log.read(self._base, version - self._base)
         self._base = version
@@ -221,23 +216,35 @@ class SharedModel:
             self._end_block(claim)
 
     def step(self) -> None:
-        """Push the gradients of the parameters; in `lazy:K` at the last step of a block."""
+        """Push the gradients of the parameters; in `lazy:K` at the last step of a block.
+
+        In `elastic:H` update the own weights, and move at the last step of a block.
+        """
         claim = self._take_claim("apply()")
-        if self.options.steps == 1:
+        if self.options.steps == 1 or self.options.is_elastic:
             self._copy.take_gradients()
-            self._added = claim.count
+            self._added += claim.count
+            self._step_alone()
         else:
             self._copy.take_gradients(claim.count, is_first=not self._added)
             self._added += claim.count
         if claim.is_last:
             self._end_block(claim)
 
+    def _step_alone(self) -> None:
+        """Make the step of a party on its own weights, if that is the mode."""
+        if self.options.is_elastic:
+            self._copy.check_parameters()
+            groups = self._outer.param_groups
+            self._copy.use_groups(groups, [float(group["lr"]) for group in groups])
+            self._copy.step()
+
     def _end_block(self, claim: Claim) -> None:
         """Push what the steps of a block have added up, and close the block."""
         start, count, place = self.claims.block_of(claim.start)
         samples, self._added = self._added, 0
         if samples:
-            if self.options.steps > 1:
+            if self.options.mode.name == "lazy":
                 self._copy.divide_gradients(samples)
             self._push(start, count, place, samples)
         self.claims.close(start)
@@ -259,19 +266,20 @@ class SharedModel:
                 each.begin()
                 self._copy.apply(each.index, self._delay)
                 each.finish()
-                self._copy.pull(each.index)
+                self._copy.pull_after_push(each.index)
                 if not each.index:
                     self._have = each.num_updates
                     lines.announce(rank, self._have, lines.get(rank, STEPS) + 1)
+        self._outer.traffic.add(self._nbytes, self._nbytes)
         self._copy.bump_versions()
 
     def _begin_push(self, first: Slice, start: int, count: int, place: int, samples: int) -> None:
         """Record the push in the order log and our line. The caller has locked the first unit."""
         self.waited = self._admission.waited
         options, version, groups = self.options, first.num_updates, self._outer.param_groups
-        age = version - self._have
+        age, scales = version - self._have, options.scale and not options.is_elastic
         lrs = tuple(
-            push_lr(float(group["lr"]), samples, self._batch, age, options.scale, options.correct)
+            push_lr(float(group["lr"]), samples, self._batch, age, scales, options.correct)
             for group in groups
         )
         self._delay = options.strength if age else 0.0
@@ -295,6 +303,7 @@ class SharedModel:
                     if computes:
                         self._lines.announce(self.rank, self._have, self._slowest())
                 self._copy.pull(each.index)
+        self._outer.traffic.add(0, self._nbytes)
         self._copy.bump_versions()
 
     def _slowest(self) -> int:
@@ -347,10 +356,7 @@ class SharedModel:
     def publish(self) -> None:
         """Make the leader's weights those of all parties. A collective."""
         self._copy.check_parameters()
-        self._agree()
-        if self.rank == self.leader:
-            self._copy.put()
-        self._agree()
+        self._led(self._copy.put)
         self._pull(computes=False)
 
     def state(self) -> dict[int, dict[str, Any]]:
@@ -360,11 +366,23 @@ class SharedModel:
 
     def take_state(self, state: Mapping[Any, Mapping[str, Any]]) -> None:
         """Let the leader's state, by parameter, be the shared one. A collective."""
+        shared, layout = self._copy.published, self._copy.layout
+        self._led(lambda: put_state(layout, shared.has_state, shared.states, state))
+        self._copy.take_published()
+
+    def _led(self, act: Callable[[], None]) -> None:
+        """Let the leader change shared memory while the others wait. A collective.
+
+        If it is lost before it has finished, the next leader does all of it again.
+        """
         self._agree()
-        if self.rank == self.leader:
-            updates = self._copy.updates
-            put_state(self._copy.layout, updates.has_state, updates.states, state)
-        self._agree()
+        while True:
+            leader = self.leader
+            if self.rank == leader:
+                act()
+            self._agree()
+            if leader in self.living:
+                return
 
     def close(self) -> None:
         """Leave the other parties, which continue. The parameters stay as they are."""

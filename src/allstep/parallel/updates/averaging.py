@@ -9,6 +9,9 @@ round      rank 0   step  step  step  step ┐             ┌ the same weights 
 Two modes use it: `local:H` (local SGD) and `diloco:H`, with an outer step that has momentum
 (`outer_step`). In a round no rank waits for another: gradients stay on the rank.
 
+With a `host_group` the parties are hosts: the ranks of a host reduce their gradients at every step,
+so they stay equal, and the mean over all ranks is that over hosts, weighted by their samples.
+
 What is averaged is the difference to the common weights before the round, weighted by the samples
 behind each rank's steps, in a few large buffers (`flat_tensors`). So a tensor that no rank changed
 keeps its bits. Besides the optimizer's parameters, with or without gradients, `also` names further
@@ -44,7 +47,8 @@ class Averaging:
     `every`: steps between two averages; 0: only `synchronize` averages. `outer`: the outer step.
     `also`: returns further tensors to average, under names that are the same on all ranks. `is_on`:
     False reduces gradients at each step instead, until `switch`.
-    `keeps_undo`: keep what `undo` needs.
+    `keeps_undo`: keep what `undo` needs. `host_group`: returns the ranks with which this one forms
+    a party; None if it is one by itself.
     """
 
     state_is_per_rank = True
@@ -57,7 +61,9 @@ class Averaging:
         *,
         is_on: bool = True,
         keeps_undo: bool = False,
+        host_group: Callable[[], AllstepGroup | None] = lambda: None,
     ) -> None:
+        self._host_group = host_group
         self.every, self.outer, self.is_on = every, outer, is_on
         self._also, self._keeps_undo = also, keeps_undo
         # Copy of the optimizer's state at the start of the round.
@@ -84,11 +90,21 @@ class Averaging:
     # A step
 
     def reduces_gradients(self, optimizer: Replica) -> bool:
-        """Return False in a round: gradients stay on their rank."""
-        return not self.is_on
+        """Return whether gradients leave their rank: in a round within a party only."""
+        return not self.is_on or self.steps_together
+
+    @property
+    def steps_together(self) -> bool:
+        """Whether this rank shares its party with others, which make every step with it."""
+        return self._host_group() is not None
+
+    def gradient_group(self, optimizer: Replica) -> AllstepGroup:
+        """Return the ranks of the party in a round, else all ranks."""
+        within = self._host_group() if self.is_on else None
+        return optimizer._replicas.group() if within is None else within
 
     def reduce(self, optimizer: Replica) -> None:
-        """Measure and clip this rank's gradients."""
+        """Reduce the gradients within the party; measure and clip them."""
         optimizer._reduce_all()
 
     def use_reduced(self, optimizer: Replica) -> None:
@@ -101,7 +117,8 @@ class Averaging:
         self._begin(optimizer)
         self._gathered = {}
         result = None
-        if closure is not None or optimizer._last_weight != 0:
+        # The others of a party may have samples; without any, there is no gradient.
+        if closure is not None or optimizer._last_weight != 0 or self.steps_together:
             result = optimizer._own_step(closure)
         self._steps += 1
         self._samples += 1.0 if optimizer._last_weight is None else optimizer._last_weight
@@ -161,7 +178,8 @@ class Averaging:
 
     def _average(self, optimizer: Replica, has_joined: bool = False) -> None:
         assert self._common is not None
-        self._common.average(self._samples, has_joined)
+        nbytes = self._common.average(self._samples, has_joined)
+        optimizer.traffic.add(nbytes, nbytes)
         self._start_round(optimizer)
 
     def _start_round(self, optimizer: Replica) -> None:
@@ -265,15 +283,17 @@ class _Common:
         return self._signature == (signature_of(named[0]), signature_of(named[1]))
 
     @torch.no_grad()
-    def average(self, samples: float, has_joined: bool) -> None:
+    def average(self, samples: float, has_joined: bool) -> int:
         """Replace the weights by the outer step on the mean of the ranks, weighted by samples.
+
+        Return the bytes that were exchanged.
 
         `has_joined`: this rank has no more steps to make, and is called by another thread.
         """
         share, any_joined = self._share(samples, has_joined)
         # No rank has made a step since the last average.
         if share is None:
-            return
+            return 0
         weights = self._weights.mean_difference(self._weights_before, share)
         others = self._others.mean_difference(self._others_before, share)
         # From here on no other rank is needed.
@@ -288,6 +308,9 @@ class _Common:
         if any_joined:
             # The others may join next, after which the script of this rank uses the weights.
             self._meet()
+        if self._group is None:
+            return 0
+        return sum(each.nbytes for each in (*self._weights_before, *self._others_before))
 
     def restore(self) -> None:
         """Give this rank the weights from the start of the round."""

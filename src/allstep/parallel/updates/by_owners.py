@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, optim
 from torch.nn import Parameter
 
+from allstep.comm.group.process_group import AllstepGroup
 from allstep.errors import UserError
 from allstep.parallel.exchange.owner_ranges import ParameterRange
 from allstep.parallel.exchange.owners import Owners
@@ -107,6 +108,10 @@ class ByOwners:
     def reduces_gradients(self, optimizer: Replica) -> bool:
         """Return True."""
         return True
+
+    def gradient_group(self, optimizer: Replica) -> AllstepGroup:
+        """Return the group of all ranks."""
+        return optimizer._replicas.group()
 
     def reduce(self, optimizer: Replica) -> None:
         """Sum the gradients for their owners."""

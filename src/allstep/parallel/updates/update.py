@@ -4,8 +4,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+from allstep.comm.group.process_group import AllstepGroup
 from allstep.parallel.exchange import Exchange, Owners
 from allstep.parallel.replicas import Replicas
+from allstep.parallel.traffic import Traffic
 
 
 class Replica(Protocol):
@@ -17,6 +19,8 @@ class Replica(Protocol):
     """Samples behind the gradients that were reduced last, if the caller gave them."""
     param_groups: list[dict[str, Any]]
     state: Any
+    traffic: Traffic
+    """Counts the bytes of exchanges."""
 
     def _begin_step(self) -> None:
         """Announce that a step begins."""
@@ -52,6 +56,9 @@ class Update(Protocol):
 
     def reduces_gradients(self, optimizer: Replica) -> bool:
         """Return whether a step combines the gradients of the ranks."""
+
+    def gradient_group(self, optimizer: Replica) -> AllstepGroup:
+        """Return the group over which a step combines gradients, if it does."""
 
     def reduce(self, optimizer: Replica) -> None:
         """Combine the gradients that this rank's update needs."""
@@ -104,6 +111,10 @@ class EveryRank:
     def reduces_gradients(self, optimizer: Replica) -> bool:
         """Return True."""
         return True
+
+    def gradient_group(self, optimizer: Replica) -> AllstepGroup:
+        """Return the group of all ranks."""
+        return optimizer._replicas.group()
 
     def reduce(self, optimizer: Replica) -> None:
         """Reduce all gradients on all ranks."""

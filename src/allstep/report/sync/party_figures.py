@@ -16,14 +16,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from allstep.console.quantities import count, figure, percent, plural, seconds, times
+from allstep.console.quantities import count, figure, nbytes, percent, plural, seconds, times
 from allstep.report.series import steps
 from allstep.runlog import RunRecord, number
-from allstep.train.watch.recorded_sync import PartyTotals, RecordedSync, recorded_sync
+from allstep.train.watch.recorded_sync import (
+    PartyTotals,
+    RecordedSync,
+    recorded_ranks,
+    recorded_sync,
+)
 
 WIDTH, HEIGHT = 400, 104
 LEFT, RIGHT, TOP, BOTTOM = 8, 392, 8, 84
-COLUMNS = ("party", "samples", "pushes", "staleness", "oldest", "waited")
+COLUMNS = ("party", "samples", "pushes", "staleness", "oldest", "waited", "sent", "received")
 _MAX_BARS = 24
 # Parties whose rows and bars are shown; more would fill the page.
 _MAX_PARTIES = 16
@@ -64,8 +69,9 @@ class Parties:
 
 
 def parties(record: RunRecord) -> Parties | None:
-    """Return the parties of a run; None if it was not asynchronous."""
-    found = recorded_sync(record)
+    """Return the parties of a run; None if it had one worker, or recorded no bytes."""
+    asynchronous = recorded_sync(record)
+    found = asynchronous or recorded_ranks(record)
     if found is None:
         return None
     spent = training_seconds(record)
@@ -74,11 +80,19 @@ def parties(record: RunRecord) -> Parties | None:
     bins = _Bins(found.largest_age, shown)
     return Parties(
         rows=tuple(_row(rank, each, total, spent) for rank, each in shown.items()),
-        histograms=tuple(bins.histogram(rank, each) for rank, each in shown.items()),
+        histograms=tuple(
+            bins.histogram(rank, each) for rank, each in shown.items() if asynchronous
+        ),
         ticks=bins.ticks(),
-        summary=_summary(found),
+        summary=_summary(found) if asynchronous else _SYNCHRONOUS,
         left_out=len(found.parties) - len(shown),
     )
+
+
+_SYNCHRONOUS = (
+    "All workers make their updates together, so no gradient is older than the weights it changes."
+    " A worker waits for the slowest one, and for the exchange itself."
+)
 
 
 def training_seconds(record: RunRecord) -> float:
@@ -96,6 +110,8 @@ def _row(rank: int, each: PartyTotals, total: float, spent: float) -> tuple[str,
         f"{each.mean_age:.2f}",
         str(each.largest_age),
         seconds(each.waited) + part,
+        nbytes(each.sent),
+        nbytes(each.received),
     )
 
 

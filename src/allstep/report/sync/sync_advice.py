@@ -1,17 +1,11 @@
 """What another `sync` mode would gain in a run, or has gained, with the figures behind it.
 
-Of a synchronous run the times of the workers are known. With even shares, c(i) seconds of input and
-computation and u(i) seconds of update a step, and the slowest worker at T = max(c + u):
-
-    asynchronous      sum of 1 / (c(i) + u(i)) shares a second, against N / T
-    uneven shares     the step takes t with: sum of (t - u(i)) / c(i) = N; gain T / t
-
-Both are limits without any waiting. In an asynchronous run the samples by party show the gain: a
-synchronous one would have made N times those of the slowest party.
+Of a synchronous run the times of the workers are known, which give the limits of other modes
+(`train.watch.sync_gains`). In an asynchronous run the samples by party show the gain: a synchronous
+one would have made N times those of the slowest party.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from allstep.console.quantities import figure, percent, plural
 from allstep.report.judgement import Judgement
@@ -19,36 +13,19 @@ from allstep.report.split import Split
 from allstep.report.sync.party_figures import training_seconds
 from allstep.runlog import RunRecord, kept
 from allstep.train.watch.recorded_sync import RecordedSync, parties_of, recorded_sync
+from allstep.train.watch.sync_gains import GAIN, Gains, gains_of, times
 
-GAIN = 1.1
-"""A gain below it is not worth any staleness."""
-ALIKE = 0.05
-"""Two gains whose ratio differs from 1 by less are the same."""
 WAITED = 0.1
 """Fraction of its time that a party waits for others, from which the bound costs speed."""
 ALWAYS = 0.6
 """Fraction of the synchronization points at which a party is the slowest: then it always is."""
 
 
-@dataclass(frozen=True)
-class Gains:
-    """How many times the images/s of a synchronous run with even shares are possible."""
-
-    asynchronous: float
-    uneven: float
-
-
 def gains(found: Split) -> Gains | None:
     """Return the possible gains of a run with even shares; None without times."""
     updates = [each["update"] for each in found.ranks]
     works = [found.own(rank) - each for rank, each in enumerate(updates)]
-    if len(works) < 2 or min(works) <= 0:
-        return None
-    both = list(zip(works, updates, strict=True))
-    slowest, number = max(work + update for work, update in both), len(both)
-    rate = sum(1 / (work + update) for work, update in both)
-    even = (number + sum(update / work for work, update in both)) / sum(1 / work for work in works)
-    return Gains(slowest * rate / number, slowest / even)
+    return gains_of(works, updates)
 
 
 def in_place_of_waiting(found: Split, shares: object) -> str:
@@ -56,12 +33,10 @@ def in_place_of_waiting(found: Split, shares: object) -> str:
     possible = gains(found)
     if possible is None or possible.asynchronous < GAIN or shares != "even":
         return ""
-    same = possible.uneven >= possible.asynchronous * (1 - ALIKE)
-    uneven = "the same" if same else f"{figure(round(possible.uneven, 1))}x"
     return (
         "If it stays slow: asynchronous training (`sync=async`) gains up to"
-        f" {figure(round(possible.asynchronous, 1))}x; uneven shares (`shares=speed`) gain {uneven}"
-        " without staleness."
+        f" {times(possible.asynchronous)}; uneven shares (`shares=speed`) gain"
+        f" {possible.of_uneven} without staleness."
     )
 
 
@@ -88,7 +63,7 @@ def asynchronous(record: RunRecord) -> Judgement | None:
     factor = figure(round(samples[fastest] / max(1.0, samples[slowest]), 1))
     figures = (
         f"worker {slowest} {'is always' if always else 'was on average'} {factor} times slower than"
-        f" worker {fastest}: asynchronous steps gain {figure(round(gain, 1))}x over waiting for it;"
+        f" worker {fastest}: asynchronous steps gain {times(gain)} over waiting for it;"
         f" {ages}"
     )
     advice = (
@@ -108,8 +83,8 @@ def gained(found: RecordedSync) -> float:
 
 def _is_always_slowest(record: RunRecord, rank: int) -> bool:
     points = [found for line in kept(record.syncs) if len(found := parties_of(line)) > 1]
-    times = [min(point, key=lambda each: point[each].samples) == rank for point in points]
-    return bool(times) and sum(times) / len(times) >= ALWAYS
+    often = [min(point, key=lambda each: point[each].samples) == rank for point in points]
+    return bool(often) and sum(often) / len(often) >= ALWAYS
 
 
 def bound_waits(record: RunRecord) -> Judgement | None:

@@ -107,6 +107,12 @@ def _rounds(folder: Path, config: ResolvedConfig) -> list[LoggedRound]:
             f"{folder}: a run with sync={mode} has no order log; its steps have one order, so that"
             f" training again from {folder / 'config.yaml'} repeats them"
         )
+    if config.sync.mode.name == "elastic":
+        raise ConfigError(
+            f"{folder}: a run with sync={mode} cannot be replayed: the order log has the moves of"
+            " the workers, and not the learning rate of each step in between; modes that can be"
+            " replayed: async, stale:S, clock:S, lazy:K"
+        )
     if not (rounds := order_file.read(folder)):
         raise ConfigError(
             f"{folder}: there is no order log ({order_file.ORDER_LOG}), or no complete round in it;"

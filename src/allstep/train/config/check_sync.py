@@ -33,6 +33,7 @@ def _common(config: ResolvedConfig) -> None:
             f"sync.scale=false is for pushes of a share of the batch, and an update of"
             f" sync={section.name} has the whole batch: omit it, or set sync=async or sync=stale:2"
         )
+    _elastic(section)
     if section.mode.name != "diloco":
         for name in ("outer_lr", "outer_momentum"):
             if getattr(section, name) is not None:
@@ -40,11 +41,24 @@ def _common(config: ResolvedConfig) -> None:
                     f"sync.{name} is for the outer step of DiLoCo, and sync={section.name} has"
                     " none: omit it, or set sync=diloco:32"
                 )
-    if section.parties == "hosts" and is_push:
-        raise ConfigError(
-            f"sync.parties=hosts is not available with sync={section.name} yet; omit it, so that"
-            " each worker is a party"
-        )
+
+
+def _elastic(section: SyncConfig) -> None:
+    """Check the keys that belong to `elastic:H`, or do not."""
+    if section.mode.name != "elastic":
+        if section.alpha is not None:
+            raise ConfigError(
+                f"sync.alpha is how far a worker and the center of sync=elastic:H move, and"
+                f" sync={section.name} has no center: omit it, or set sync=elastic:8"
+            )
+        return
+    for key, is_set in (("correct", section.correct != "none"), ("scale", not section.scale)):
+        if is_set:
+            raise ConfigError(
+                f"sync.{key}={getattr(section, key)} is for pushes of gradients, and with"
+                f" sync={section.name} workers push differences of weights: omit it, or set"
+                " sync=async"
+            )
 
 
 def synchronous(config: ResolvedConfig) -> ResolvedConfig:
@@ -65,7 +79,14 @@ def check_replacements(config: RunConfig) -> None:
 
 
 def check_hosts(config: RunConfig, world: World) -> None:
-    """Raise ConfigError if the mode needs all workers on one host, and they are not."""
+    """Raise ConfigError if mode and parties do not fit the hosts of the workers."""
+    is_single = config.sync.parties == "hosts" and world.local_size == world.size > 1
+    if is_single and config.sync.name not in ("allreduce", "server"):
+        raise ConfigError(
+            f"sync.parties=hosts makes one party of the {world.size} workers of this host, and"
+            f" sync={config.sync.name} is for several: omit sync.parties, so that each worker is a"
+            " party, or set sync=allreduce"
+        )
     if not config.sync.mode.has_equal_steps and world.local_size != world.size:
         raise ConfigError(
             f"sync={config.sync.name} is available on one host only so far, and this one has"

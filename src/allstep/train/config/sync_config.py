@@ -5,7 +5,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from allstep.errors import ConfigError
@@ -13,7 +13,7 @@ from allstep.parallel.sync_mode import SyncMode, sync_mode
 from allstep.train.config.number_types import Decay, Positive
 from allstep.train.config.section import Section
 
-AVAILABLE = ("allreduce", "server", "async", "stale", "clock", "lazy", "local", "diloco")
+AVAILABLE = ("allreduce", "server", "async", "stale", "clock", "lazy", "local", "diloco", "elastic")
 """Modes that `allstep train` can run."""
 
 
@@ -36,8 +36,8 @@ class SyncConfig(Section):
     """Mode: allreduce, server, async, stale:S, clock:S, lazy:K, local:H, local:H:E, diloco:H or
     elastic:H."""
     parties: Literal["auto", "workers", "hosts"] = "auto"
-    """What pushes: each worker, or the workers of a host together; auto: hosts if there are
-    several."""
+    """Parties: each worker, or the workers of a host together, which reduce their gradients at
+    every step; auto: hosts if there are several."""
     correct: Literal["none", "lr", "delay"] = "none"
     """Correction for stale gradients: divide the learning rate by the staleness, or estimate the
     gradient at the present weights (DC-ASGD)."""
@@ -49,6 +49,13 @@ class SyncConfig(Section):
     """Learning rate of DiLoCo's outer step; None chooses it by the optimizer and H."""
     outer_momentum: Decay | None = None
     """Nesterov momentum of DiLoCo's outer step; None chooses it by the optimizer and H."""
+    alpha: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Part of its distance by which a worker, and the center, move in `elastic:H`; None: 0.9
+    divided by the number of workers."""
+
+    def are_hosts(self, num_hosts: int) -> bool:
+        """Return whether the parties of a run on so many hosts are hosts, and not workers."""
+        return self.parties == "hosts" or (self.parties == "auto" and num_hosts > 1)
 
     @property
     def mode(self) -> SyncMode:

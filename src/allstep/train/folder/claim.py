@@ -9,9 +9,10 @@ DIR/run.seal         proof that this user trains a model of the user's own code 
 ```
 
 A folder that holds a run is never overwritten: either the run is resumed (`--resume auto`), or the
-new run needs another folder. A run record or a checkpoint is enough to count as a run. A
-config.yaml with other values is not overwritten either: it may be the only copy of what a user
-wrote.
+new run needs another folder. A run record or a checkpoint is enough to count as a run; but where a
+start was killed before it recorded a step, there is nothing to lose, and the same command starts
+again. A config.yaml with other values is not overwritten either: it may be the only copy of what a
+user wrote.
 """
 
 import contextlib
@@ -95,7 +96,7 @@ def _claim(config: ResolvedConfig, out: Path | None, resume: bool) -> Claimed:
         _check_outside_data(config, Path("runs") if out is None else out)
         folder = _new_folder(config.title) if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
-        if holds_run(folder):
+        if holds_run(folder) and (resume or has_trained(folder)):
             return _claim_run(config, folder, resume)
         file = folder / CONFIG
         is_new = not file.exists() and create_file(file, config.to_yaml().encode())
@@ -140,16 +141,36 @@ def abandon(claimed: Claimed) -> None:
 
 def holds_run(folder: Path) -> bool:
     """Return whether `folder` has a run that could be resumed, or overwritten by a new one."""
-    record, checkpoints = folder / RECORD, folder / "checkpoints"
+    record = folder / RECORD
     try:
         if record.is_file() and record.stat().st_size:
             return True
-        # Names of any digits count: what might be a checkpoint must not be overwritten.
-        return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+        return any(_checkpoints(folder))
     except OSError as error:
         raise ConfigError(
             f"{error.filename or folder}: cannot be read: {error.strerror or error}"
         ) from error
+
+
+def _checkpoints(folder: Path) -> Iterator[Path]:
+    """Yield what might be a checkpoint, and must not be overwritten: names of any digits."""
+    checkpoints = folder / "checkpoints"
+    if checkpoints.is_dir():
+        yield from (path for path in checkpoints.iterdir() if path.name.isdigit())
+
+
+def has_trained(folder: Path) -> bool:
+    """Return whether the run in `folder` has recorded anything beyond its start, or saved.
+
+    A record without a start, such as a damaged one, counts as trained.
+    """
+    if any(_checkpoints(folder)):
+        return True
+    found = runlog.read(folder / RECORD)
+    is_begun = bool(found.starts)
+    return not is_begun or any(
+        (found.steps, found.evals, found.checkpoints, found.ends, found.syncs)
+    )
 
 
 def has_ended(folder: Path) -> bool:

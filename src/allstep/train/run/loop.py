@@ -38,7 +38,7 @@ from allstep.train.run.finish import chosen_model, training_score
 from allstep.train.run.opening_event import opening
 from allstep.train.run.placed_job import Job
 from allstep.train.run.progress import Paused, crossed
-from allstep.train.run.progress_event import Reported, finite, progress_event
+from allstep.train.run.progress_event import OwnWork, Reported, finite, progress_event
 from allstep.train.run.rounds.choose import make_round
 from allstep.train.run.rounds.due import evaluates, saves
 from allstep.train.run.rounds.round import Surroundings
@@ -107,6 +107,7 @@ class Run:
         """Set what belongs to one world; an elastic run calls it again in each further one."""
         job = self.job
         self.clock, self.since_log, self.reported = Clock(), job.trainer.task.tally(), Reported()
+        self.own = OwnWork(job.trainer.optimizer.traffic)
         self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
         # A rank that joins has none, and all ranks must evaluate together.
         self.validation: Score | None = None
@@ -146,6 +147,7 @@ class Run:
             before, updates = progress.samples, progress.updates
             agreed = self.round.go()
             self._note(agreed.outcome, agreed.last, agreed.updates)
+            self.own.samples += agreed.samples
             progress.owes, progress.samples = before, agreed.position
             progress.updates += agreed.updates
             if agreed.lost:
@@ -242,7 +244,7 @@ class Run:
         """Send the callbacks a progress event on what all ranks did since the last one."""
         self.clock.lap("update")
         seconds = sum(self.clock.seconds.values())
-        event = progress_event(self.job, self.clock, self.since_log, self.reported)
+        event = progress_event(self.job, self.clock, self.since_log, self.own, self.reported)
         if event is not None:
             with self._aside("telling"):
                 self.callbacks.progress(event)

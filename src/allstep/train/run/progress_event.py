@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from allstep.parallel.traffic import Traffic
 from allstep.train.run.opening_event import memory_in_use
 from allstep.train.run.placed_job import Job
 from allstep.train.step.step import PHASES, Clock
@@ -19,12 +20,37 @@ from allstep.train.task.task import Tally
 from allstep.train.watch.events import Progress
 
 Times = Sequence[Sequence[float]]
-"""Seconds of each phase (rows) by rank."""
+"""Seconds of each phase, then samples, bytes sent and bytes received (rows) by rank."""
+
+
+class OwnWork:
+    """What this rank has done since a moment, besides seconds; an event of all ranks has it."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self.samples = 0
+        self._sent, self._received = self._traffic.sent, self._traffic.received
+
+    def drop(self, traffic: tuple[int, int]) -> None:
+        """Count these bytes no longer: an event has them."""
+        self._sent, self._received = self._sent + traffic[0], self._received + traffic[1]
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received."""
+        return self._traffic.sent - self._sent, self._traffic.received - self._received
 
 
 @dataclass
 class Reported:
-    """What events within the round have reported already; only rank 0 has any."""
+    """What events within the round have reported already; only rank 0 has any.
+
+    They may have reported samples of a rank that is lost by now, which the whole then lacks.
+    """
 
     tally: Tally | None = None
     times: Times = ()
@@ -61,22 +87,27 @@ def _combined(times: Times, others: Times, sign: int) -> Times:
     ]
 
 
-def progress_event(job: Job, clock: Clock, tally: Tally, reported: Reported) -> Progress | None:
+def progress_event(
+    job: Job, clock: Clock, tally: Tally, own: OwnWork, reported: Reported
+) -> Progress | None:
     """Return the event for the steps since `clock` was restarted, and restart it. A collective.
 
-    `tally` is that of all ranks over the same steps. None if all of it was `reported` already.
+    `tally` is that of all ranks over the same steps, `own` the work of this rank, which restarts as
+    well. None if all of it was `reported` already, or if there was nothing.
     """
     seconds = sum(clock.seconds.values())
-    mine = torch.tensor([*clock.seconds.values(), memory_in_use()], dtype=torch.float64)
+    numbers = [*clock.seconds.values(), own.samples, *own.traffic, memory_in_use()]
+    mine = torch.tensor(numbers, dtype=torch.float64)
     by_rank = [torch.empty_like(mine) for _ in range(job.world.size)]
     dist.all_gather(by_rank, mine)
     *times, memory = torch.stack(by_rank).T.tolist()
     clock.restart()
-    is_new = reported.tally is None
+    own.restart()
     tally, rest, seconds = reported.rest(tally, times, seconds)
-    if not (is_new or tally.count):
+    if tally.count <= 0:
         return None
-    return event_of(job, job.progress.samples, tally, rest, memory, seconds)
+    version = job.progress.updates
+    return event_of(job, job.progress.samples, tally, rest, memory, seconds, version)
 
 
 def event_of(
@@ -86,11 +117,14 @@ def event_of(
     times: Times,
     memory: Sequence[float],
     seconds: float,
+    version: int | None = None,
 ) -> Progress:
     """Return the event for a tally of all ranks up to `position`.
 
-    `times` are the seconds of the phases by rank, `memory` the bytes in use by rank.
+    `memory` is the bytes in use by rank, `version` the updates of the weights.
     """
+    phases = times[: len(PHASES)]
+    counts, sent, received = ([int(each) for each in row] for row in times[len(PHASES) :])
     score, norms = tally.score(), job.trainer.optimizer.norms
     return Progress(
         epoch=(position - 1) // job.num_train,
@@ -100,9 +134,13 @@ def event_of(
         lr=job.trainer.optimizer.param_groups[0]["lr"],
         seconds=seconds,
         images_per_second=score.count / max(seconds, 1e-9),
-        times={name: list(row) for name, row in zip(PHASES, times, strict=True)},
+        times={name: list(row) for name, row in zip(PHASES, phases, strict=True)},
         memory=[int(each) for each in memory],
         batch=job.progress.batch,
+        counts=counts,
+        sent=sent,
+        received=received,
+        version=version,
         grad_norm=None if norms is None else finite(norms.mean**0.5 / job.trainer.scale),
         noise_scale=finite(job.noise.scale) if job.noise is not None else None,
         trust=_trust_ratios(job),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from allstep import norm, optim
-from allstep.comm.group.init import at_shutdown, group_for
+from allstep.comm.group.init import at_shutdown, group_for, host_group_for, num_hosts
+from allstep.comm.group.process_group import AllstepGroup
 from allstep.data import Batch
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
@@ -200,7 +201,9 @@ def distribute(
         if parameter.requires_grad
     ]
     number, generation = next(_NUMBERS), world.generation
-    key = f"train/{number}" if generation == 0 else f"train/generation {generation}"
+    # A worker of an elastic run may have made an optimizer before it joined, also the first world.
+    is_counted = generation == 0 and not is_elastic
+    key = f"train/{number}" if is_counted else f"train/generation {generation}"
     replicas = Replicas(
         named,
         lambda: group_for("gradients"),
@@ -234,7 +237,17 @@ def make_averaging(
         named = model.named_parameters()
         return [Named(*each) for each in named if not each[1].requires_grad]
 
-    return Averaging(outer=outer, also=frozen, is_on=not mode.from_epoch, keeps_undo=is_elastic)
+    def party() -> AllstepGroup | None:
+        # Asked for in each world: after a loss there may be one host left.
+        return host_group_for("gradients") if section.are_hosts(num_hosts()) else None
+
+    return Averaging(
+        outer=outer,
+        also=frozen,
+        is_on=not mode.from_epoch,
+        keeps_undo=is_elastic,
+        host_group=party,
+    )
 
 
 def outer_note(optimizer: ReplicatedOptimizer) -> list[str]:

@@ -24,6 +24,7 @@ def options_of(config: ResolvedConfig, num_train: int) -> Options:
         num_train,
         correct=section.correct,
         scale=section.scale,
+        alpha=section.alpha,
         num_values=_NUM_VALUES,
     )
 

@@ -106,6 +106,15 @@ class Progress:
     """Bytes of memory in use by each rank."""
     batch: int
     """Samples per update, over all workers."""
+    counts: list[int] | None = None
+    """Samples that each rank processed in these steps."""
+    sent: list[int] | None = None
+    """Bytes of gradients or weights that each rank gave to the others."""
+    received: list[int] | None = None
+    """Bytes that each rank took from them."""
+    version: int | None = None
+    """Updates of the weights since the start of the run; None between two synchronization points
+    of asynchronous training, whose `sync` line has versions."""
     grad_norm: float | None = None
     """Norm of the mean gradient of the last step; None if not measured or not finite."""
     noise_scale: float | None = None
@@ -126,6 +135,14 @@ class PartyFigures:
     """Seconds that it waited before its pushes for other parties."""
     ages: Mapping[int, int]
     """Number of its pushes by the age of their gradient: the updates of others in between."""
+    sent: int = 0
+    """Bytes that it gave to the shared weights."""
+    received: int = 0
+    """Bytes that it took from them."""
+    read: int = 0
+    """Version of the weights from which its last gradient was computed."""
+    made: int = 0
+    """Version that its last push made."""
 
 
 @dataclass(frozen=True)

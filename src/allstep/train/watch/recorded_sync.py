@@ -2,12 +2,17 @@
 
 ```
 {"kind": "sync", "samples": 5120, "version": 80, "torn": 0, "parties": {
-    "0": {"samples": 3840, "pushes": 60, "waited": 0.4, "ages": {"0": 40, "1": 20}},
-    "1": {"samples": 1280, "pushes": 20, "waited": 0.0, "ages": {"2": 5, "3": 15}}}}
+    "0": {"samples": 3840, "pushes": 60, "waited": 0.4, "ages": {"0": 40, "1": 20},
+          "sent": 8640000, "received": 8640000, "read": 79, "made": 80},
+    "1": {"samples": 1280, "pushes": 20, "waited": 0.0, "ages": {"2": 5, "3": 15}, ...}}}
 ```
 
 A line has the figures since the previous synchronization point. `ages` counts pushes by the age of
-their gradient: the updates of other parties between the read of the weights and the push.
+their gradient: the updates of other parties between the read of the weights and the push. `sent`
+and `received` are bytes, `read` and `made` the versions of the last push.
+
+In the other modes all gradients have age 0, and the `step` lines have the rest by rank: seconds of
+waiting (`wait`), samples (`counts`), bytes `sent` and `received`, and the `version`.
 """
 
 from collections import Counter
@@ -31,6 +36,10 @@ class PartyTotals:
     """Seconds in which it waited before its pushes for other parties."""
     ages: Mapping[int, float]
     """Number of pushes by the age of their gradient."""
+    sent: float = 0.0
+    """Bytes that it gave to the others."""
+    received: float = 0.0
+    """Bytes that it took from them."""
 
     @property
     def mean_age(self) -> float:
@@ -86,6 +95,39 @@ def recorded_sync(record: RunRecord) -> RecordedSync | None:
     return RecordedSync({rank: _sum(each) for rank, each in by_rank.items()}, len(points))
 
 
+def recorded_ranks(record: RunRecord) -> RecordedSync | None:
+    """Return what the workers of a synchronous run did, from its step lines; None without bytes.
+
+    Workers of an elastic run count by their rank, whichever workers these were.
+    """
+    lines = [line for line in kept(record.steps) if _rows(line)]
+    sums: dict[int, list[float]] = {}
+    for line in lines:
+        for rank, row in enumerate(_rows(line)):
+            before = sums.setdefault(rank, [0.0] * len(_BY_RANK))
+            sums[rank] = [a + b for a, b in zip(before, row, strict=True)]
+    if len(sums) < 2:
+        return None
+    version = max(number(line, "version") or 0.0 for line in lines)
+    parties = {
+        rank: PartyTotals(samples, version, waited, {0: version} if version else {}, sent, received)
+        for rank, (samples, waited, sent, received) in sums.items()
+    }
+    return RecordedSync(parties, 0)
+
+
+_BY_RANK = ("counts", "wait", "sent", "received")
+
+
+def _rows(line: Fields) -> list[list[float]]:
+    """Return the figures of each rank in a step line; empty if it has not all of them."""
+    columns = [line.get(key) for key in _BY_RANK]
+    if not all(isinstance(each, list) for each in columns):
+        return []
+    rows = [list(row) for row in zip(*columns, strict=False)]
+    return [[max(0.0, number({"": each}, "") or 0.0) for each in row] for row in rows]
+
+
 def parties_of(line: Fields) -> dict[int, PartyTotals]:
     """Return the parties of one line; empty if it is damaged."""
     parties = line.get("parties")
@@ -99,10 +141,11 @@ def parties_of(line: Fields) -> dict[int, PartyTotals]:
 
 
 def _totals(figures: Fields) -> PartyTotals:
-    samples, pushes, waited = (
-        max(0.0, number(figures, key) or 0.0) for key in ("samples", "pushes", "waited")
+    samples, pushes, waited, sent, received = (
+        max(0.0, number(figures, key) or 0.0)
+        for key in ("samples", "pushes", "waited", "sent", "received")
     )
-    return PartyTotals(samples, pushes, waited, _ages(figures.get("ages")))
+    return PartyTotals(samples, pushes, waited, _ages(figures.get("ages")), sent, received)
 
 
 def _ages(found: Any) -> dict[int, float]:
@@ -118,6 +161,8 @@ def _sum(parts: Sequence[PartyTotals]) -> PartyTotals:
         sum(each.pushes for each in parts),
         sum(each.waited for each in parts),
         _added([each.ages for each in parts]),
+        sum(each.sent for each in parts),
+        sum(each.received for each in parts),
     )
 
 

@@ -3,7 +3,7 @@
 ```
 worker 1 on b is 2.1 times slower than the others, since sample 12,800 (34 s): its compute takes
 31 ms a step, that of the others 15 ms; without it the run would do 1,300 instead of 900 images/s;
-look for other processes ...
+look for other processes ...; if it stays slow, asynchronous training (sync=async) gains ...
 ```
 
 The line is an event, so all other callbacks get it: the terminal, the run record, TensorBoard.
@@ -14,8 +14,11 @@ from dataclasses import asdict
 from typing import Any
 
 from allstep.console.quantities import milliseconds
+from allstep.parallel.sync_mode import SyncMode
 from allstep.train.watch.callback import Callback, Callbacks
+from allstep.train.watch.claimed_interval import ClaimedIntervals
 from allstep.train.watch.events import Opening, Progress
+from allstep.train.watch.straggler_advice import advice
 from allstep.train.watch.straggler_watch import (
     NETWORK,
     Change,
@@ -30,27 +33,33 @@ class StragglerReport(Callback):
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
-        self._watch = StragglerWatch(())
-        self._by_speed = False
+        self._watch, self._claimed = StragglerWatch(()), ClaimedIntervals()
+        self._mode, self._is_even = SyncMode(), True
 
     def start(self, opening: Opening) -> None:
         self._watch = StragglerWatch(opening.hosts)
-        config = opening.config
-        # Where samples are claimed, shares follow the speed as well.
-        self._by_speed = config.shares == "speed" or not config.sync.mode.has_equal_steps
+        self._mode = opening.config.sync.mode
+        self._is_even = opening.config.shares == "even"
 
     def progress(self, progress: Progress) -> None:
+        interval = self._interval(progress)
+        for change in [] if interval is None else self._watch.add(interval):
+            text = described(change, progress.batch, self._mode.name, is_even=self._is_even)
+            self._send(text, samples=progress.samples, straggler=_figures(change))
+
+    def _interval(self, progress: Progress) -> Interval | None:
         count = progress.images_per_second * progress.seconds
         interval = Interval(progress.samples, count, progress.seconds, progress.times)
-        for change in self._watch.add(interval):
-            text = described(change, progress.batch, self._by_speed)
-            self._send(text, samples=progress.samples, straggler=_figures(change))
+        if self._mode.has_equal_steps or progress.counts is None:
+            return interval
+        return self._claimed.add(interval, progress.counts)
 
     def event(self, text: str, **figures: Any) -> None:
         """Watch the workers of the next world of an elastic run, whose change names their hosts."""
         if (hosts := figures.get("hosts")) is None:
             return
         ended, self._watch = self._watch.close(), StragglerWatch(hosts)
+        self._claimed = ClaimedIntervals()
         for change in ended:
             found = change.straggler
             when = f"until the workers changed after sample {found.until:,}"
@@ -66,8 +75,11 @@ def with_straggler_report(callbacks: Sequence[Callback]) -> Callbacks:
     return together
 
 
-def described(change: Change, batch: int, by_speed: bool = False) -> str:
-    """Return the line about a change. `batch` converts seconds of a sample to those of a step."""
+def described(change: Change, batch: int, sync: str = "allreduce", *, is_even: bool = True) -> str:
+    """Return the line about a change.
+
+    batch: converts seconds of a sample to those of a step. sync, is_even: see `advice`.
+    """
     found = change.straggler
     if change.has_ended:
         return f"{found.name} is no longer slow since sample {found.until:,}; {_cost(found)}"
@@ -81,20 +93,7 @@ def described(change: Change, batch: int, by_speed: bool = False) -> str:
             f"{found.name} is {found.factor:.1f} times slower than the others {since}: its"
             f" {found.part} takes {mine} a step, that of the others {usual}"
         )
-    return f"{slow}; without it the run would do {speed}; {advice(found, by_speed)}"
-
-
-def advice(found: Straggler, by_speed: bool = False) -> str:
-    """Return what to do about a straggler. `by_speed`: the shares follow the speed already."""
-    if found.part == NETWORK:
-        return "compare the hosts with `allstep doctor -H`, or use fewer, larger steps (batch)"
-    if found.part == "update" and 0 in found.ranks:
-        return "worker 0 also logs and saves: set a larger log_every or save.seconds"
-    host = "its host" if found.host else "the machine"
-    if found.part == "input":
-        return f"check the disk of {host}, set more data.workers, or pack the data"
-    shares = "" if by_speed or found.part == "update" else ", or set shares=speed"
-    return f"look for other processes and a low clock rate on {host} (`allstep doctor`){shares}"
+    return f"{slow}; without it the run would do {speed}; {advice(found, sync, is_even=is_even)}"
 
 
 def _cost(found: Straggler) -> str:

@@ -26,12 +26,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from allstep.train.watch.sync_gains import Gains, gains_of
+
 OWN = ("input", "compute", "update")
 NETWORK = "network"
 SLOWER = 1.3
 _OF_STEP = 0.1
 _EXCHANGE_OF_STEP = 0.5
 _MAX_MISSES = 2
+# Seconds that a clock resolves: ratios of less mean nothing.
+_TICK = 1e-9
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,9 @@ class Interval:
     seconds: float
     times: Mapping[str, Sequence[float]]
     """Seconds of the phases input, compute, wait and update, by rank."""
+    elapsed: float | None = None
+    """In asynchronous training (`claimed_interval`): the seconds that have passed. `seconds` and
+    `times` are then those of a run with even shares in which all workers wait for each other."""
 
     def own(self, rank: int) -> float:
         """Return the seconds in which a worker did not wait."""
@@ -80,6 +87,8 @@ class Straggler:
     """Images per second of the run meanwhile."""
     cost: float
     """Images per second that the run would gain without it."""
+    gains: Gains | None = None
+    """What other modes of `sync` could gain over waiting for it."""
 
     @property
     def name(self) -> str:
@@ -153,7 +162,7 @@ class StragglerWatch:
 
     def _find(self) -> list[Change]:
         streak = self._streak
-        seconds = 0.0 if streak.total is None else streak.total.seconds
+        seconds = 0.0 if streak.total is None else _elapsed(streak.total)
         enough = streak.num_intervals >= self._min_intervals and seconds >= self._min_seconds
         if streak.is_found or not enough:
             return []
@@ -166,6 +175,9 @@ class StragglerWatch:
         host = self._hosts[ranks[0]] if ranks and len(set(self._hosts)) > 1 else ""
         is_host = bool(host) and len(ranks) == self._hosts.count(host)
         made = _network(total) if not ranks else _workers(total, ranks)
+        elapsed, lost = _elapsed(total), made.lost
+        if total.elapsed is not None:
+            lost = _lost_claims(total, ranks)
         return Straggler(
             ranks=ranks,
             host=host,
@@ -176,9 +188,10 @@ class StragglerWatch:
             usual=made.usual / total.count,
             since=streak.since,
             until=total.samples,
-            seconds=total.seconds,
-            speed=total.count / total.seconds,
-            cost=total.count / (total.seconds - made.lost) - total.count / total.seconds,
+            seconds=elapsed,
+            speed=total.count / elapsed,
+            cost=total.count / (elapsed - lost) - total.count / elapsed,
+            gains=_gains(total) if ranks else None,
         )
 
 
@@ -188,7 +201,7 @@ def slow_ranks(interval: Interval, hosts: Sequence[str]) -> tuple[int, ...] | No
     Return None if no worker is slow.
     """
     ranks = range(len(hosts))
-    if len(ranks) < 2 or interval.seconds <= 0 or interval.count <= 0:
+    if len(ranks) < 2 or interval.seconds < _TICK or interval.count <= 0:
         return None
     own = [interval.own(rank) for rank in ranks]
     slowest = max(ranks, key=own.__getitem__)
@@ -220,7 +233,7 @@ class _Loss:
 
 def _network(total: Interval) -> _Loss:
     exchange = min(total.times["wait"])
-    rest = max(total.seconds - exchange, 1e-9)
+    rest = max(total.seconds - exchange, _TICK)
     return _Loss(NETWORK, total.seconds / rest, exchange, 0.0, min(exchange, 0.99 * total.seconds))
 
 
@@ -234,9 +247,31 @@ def _workers(total: Interval, ranks: Sequence[int]) -> _Loss:
     part = max(OWN, key=lambda phase: compared(phase)[0] - compared(phase)[1])
     own, usual = (median(map(total.own, each)) for each in (ranks, others))
     lost = max(map(total.own, ranks)) - max(map(total.own, others))
-    return _Loss(
-        part, own / max(usual, 1e-9), *compared(part), min(max(0.0, lost), 0.99 * total.seconds)
-    )
+    factor = max(own, _TICK) / max(usual, _TICK)
+    return _Loss(part, factor, *compared(part), min(max(0.0, lost), 0.99 * total.seconds))
+
+
+def _lost_claims(total: Interval, ranks: Sequence[int]) -> float:
+    """Return the seconds that are lost where each worker takes as many samples as it can.
+
+    The workers' speeds add up; those of `ranks` would be that of the slowest other one.
+    """
+    everyone = range(len(total.times["wait"]))
+    own = {rank: max(total.own(rank), 1e-9) for rank in everyone}
+    slowest = max(own[rank] for rank in everyone if rank not in ranks)
+    now = sum(1 / each for each in own.values())
+    then = sum(1 / (min(own[rank], slowest) if rank in ranks else own[rank]) for rank in everyone)
+    return _elapsed(total) * (1 - now / then)
+
+
+def _gains(total: Interval) -> Gains | None:
+    """Return what other modes could gain if the workers keep these times."""
+    pairs = zip(total.times["input"], total.times["compute"], strict=True)
+    return gains_of([data + compute for data, compute in pairs], total.times["update"])
+
+
+def _elapsed(interval: Interval) -> float:
+    return interval.seconds if interval.elapsed is None else interval.elapsed
 
 
 def _sum(first: Interval, second: Interval) -> Interval:
@@ -245,4 +280,5 @@ def _sum(first: Interval, second: Interval) -> Interval:
         for phase, by_rank in first.times.items()
     }
     count, seconds = first.count + second.count, first.seconds + second.seconds
-    return Interval(second.samples, count, seconds, times)
+    elapsed = None if second.elapsed is None else _elapsed(first) + second.elapsed
+    return Interval(second.samples, count, seconds, times, elapsed)

@@ -9,12 +9,16 @@ from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.watch.events import Opening
 
 
-def sync_line(config: ResolvedConfig, num_parties: int, servers: str = "") -> str:
+def sync_line(
+    config: ResolvedConfig, num_parties: int, servers: str = "", num_hosts: int = 1
+) -> str:
     """Return what `sync` of a run means, with its number of parties. servers: `servers_text`."""
     parties = f"{num_parties} part{'y' if num_parties == 1 else 'ies'}"
-    text = f"{config.sync.name}: {_waiting(config, num_parties)}"
+    text = f"{config.sync.name}: {_waiting(config, num_parties, num_hosts)}"
     if config.sync.mode.has_equal_steps:
         return f"{text}; {servers}" if servers else text
+    if config.sync.mode.name == "elastic":
+        return f"{text}; {parties}; {_factor(config, num_parties)}"
     return f"{text}; {parties} push {_share(config, num_parties)}; {_rate(config, num_parties)}"
 
 
@@ -31,7 +35,7 @@ def servers_text(opening: Opening) -> str:
     return f"{workers}{where} serve {each} each"
 
 
-def _waiting(config: ResolvedConfig, num_parties: int) -> str:
+def _waiting(config: ResolvedConfig, num_parties: int, num_hosts: int) -> str:
     """Return which party waits for which."""
     mode = config.sync.mode
     number = mode.number
@@ -42,20 +46,29 @@ def _waiting(config: ResolvedConfig, num_parties: int) -> str:
         "stale": f"a worker waits before a push that would make another's gradient older than"
         f" {_rounds(number)}, which is {number * num_parties} pushes",
         "clock": f"a worker waits while it is more than {_steps(number)} ahead of the slowest",
+        "elastic": f"no worker waits for another one; after {_steps(number)} of its own a worker"
+        " and the center move toward each other",
         "lazy": f"no worker waits for another one, and each pushes the sum of {_steps(number)}",
     }
-    if mode.averages_weights:
-        return _averages(config)
+    if mode.name in ("local", "diloco"):
+        return _averages(config, num_hosts)
     return waiting.get(mode.name, "the workers wait for each other at intervals")
 
 
-def _averages(config: ResolvedConfig) -> str:
+def _averages(config: ResolvedConfig, num_hosts: int) -> str:
     """Return the sentence of a mode that averages weights."""
     mode = config.sync.mode
-    text = (
-        f"every worker trains alone for {_steps(mode.number)} on its share of each batch, then all"
-        " wait for each other and take the mean of their weights"
-    )
+    if config.sync.are_hosts(num_hosts):
+        text = (
+            f"each of {num_hosts} hosts trains alone for {_steps(mode.number)}, whose workers wait"
+            " for each other at every step; then all wait for each other and take the mean of"
+            " their weights"
+        )
+    else:
+        text = (
+            f"every worker trains alone for {_steps(mode.number)} on its share of each batch, then"
+            " all wait for each other and take the mean of their weights"
+        )
     if mode.name == "diloco":
         text += ", with an outer Nesterov step"
     if mode.from_epoch:
@@ -80,6 +93,18 @@ def samples_of_push(config: ResolvedConfig, num_parties: int) -> int:
 def _share(config: ResolvedConfig, num_parties: int) -> str:
     samples = samples_of_push(config, num_parties)
     return f"{samples} sample{'' if samples == 1 else 's'} each"
+
+
+def _factor(config: ResolvedConfig, num_parties: int) -> str:
+    """Return how far a party and the center of `elastic:H` move."""
+    alpha = config.sync.alpha
+    text = f"0.9/{num_parties}" if alpha is None else f"{alpha:g}"
+    return f"each moves {text} of the distance; a step has {_samples(config, num_parties)}"
+
+
+def _samples(config: ResolvedConfig, num_parties: int) -> str:
+    samples = max(1, config.batch // num_parties)
+    return f"{samples} sample{'' if samples == 1 else 's'} and the learning rate lr"
 
 
 def _rate(config: ResolvedConfig, num_parties: int) -> str:

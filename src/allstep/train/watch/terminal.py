@@ -112,7 +112,7 @@ class Display(Callback):
             f"loss {evaluated.train.loss:.3f}",
             f"accuracy {evaluated.train.accuracy:.1%}",
             f"{validation} best" if evaluated.is_best else f"{validation}     ",
-            f"{self._pace.take(evaluated):,.0f} images/s",
+            *_speed(self._pace.take(evaluated)),
             f"{evaluated.seconds:.1f} s",
         ]
         columns += [f"{evaluated.num_bad:,} bad samples skipped"] if evaluated.num_bad else []
@@ -193,7 +193,9 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
     if num_workers > 1:
         lines += [("weights", weights_line(opening))]
     if config.sync.name != "allreduce":
-        lines += [("sync", sync_line(config, num_workers, servers_text(opening)))]
+        num_hosts = len(set(opening.hosts))
+        text = sync_line(config, num_workers, servers_text(opening), num_hosts)
+        lines += [("sync", text)]
     if opening.precision_why or opening.precision != "float32":
         lines += [("precision", precision_line(opening))]
     lines += [
@@ -306,12 +308,16 @@ def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, st
     return lines
 
 
+def _speed(images_per_second: float) -> list[str]:
+    """Return the column of a speed; none if it is unknown, as right after a loss."""
+    digits = ",.0f" if images_per_second >= 10 else ".2g"
+    return [f"{images_per_second:{digits}} images/s"] if images_per_second > 0 else []
+
+
 def _figures(progress: Progress) -> str:
     """Return the figures of the progress bar or line."""
-    return (
-        f"loss {progress.loss:.3f}  accuracy {progress.accuracy:.1%} "
-        f" {progress.images_per_second:,.0f} images/s"
-    )
+    found = [f"loss {progress.loss:.3f}", f"accuracy {progress.accuracy:.1%}"]
+    return "  ".join([*found, *_speed(progress.images_per_second)])
 
 
 def _bar(console: Console) -> Bar:
@@ -331,6 +337,8 @@ def _bar(console: Console) -> Bar:
 
 def weights_line(opening: Opening) -> str:
     """Return which workers have a copy of the weights, and what an undo copy takes."""
+    if opening.config.sync.mode.name == "elastic":
+        return "the center on each host, and each worker's own"
     if not opening.config.sync.mode.has_equal_steps:
         return "one copy on each host, to which workers push, and one of each worker"
     if not opening.share_weights:

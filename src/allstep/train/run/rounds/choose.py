@@ -16,6 +16,7 @@ _ROUNDS: Mapping[str, Callable[[Surroundings], Round]] = {
     "stale": Pushes,
     "clock": Pushes,
     "lazy": Pushes,
+    "elastic": Pushes,
 }
 
 

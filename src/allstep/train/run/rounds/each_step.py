@@ -49,7 +49,7 @@ class EachStep:
         # The commit: from here on no other rank is needed, except for weights that are shared.
         update_weights(job.trainer, batch.position, clock)
         job.after_step.statistics.keep()
-        return Agreement(outcome, after, 1, batch)
+        return Agreement(outcome, after, 1, batch, batch.weight)
 
     def _logs_next(self) -> bool:
         job = self._around.job

@@ -15,14 +15,16 @@ import torch
 
 from allstep.kvstore.memory.parties import Parties
 from allstep.train.run.opening_event import memory_in_use
-from allstep.train.run.progress_event import event_of
+from allstep.train.run.progress_event import OwnWork, event_of
 from allstep.train.run.rounds.round import Surroundings
 from allstep.train.step.step import PHASES
 from allstep.train.task.task import Tally
 
 _NUMBERS = 64
 # Where the numbers of a row are: seconds of the phases first, then these, then the tally.
-_MEMORY, _CLAIMED, _TALLY = len(PHASES), len(PHASES) + 1, len(PHASES) + 2
+_WORK, _MEMORY, _TALLY = len(PHASES), len(PHASES) + 3, len(PHASES) + 4
+# Samples claimed, bytes sent and received.
+_CLAIMED, _SENT = _WORK, _WORK + 1
 
 
 class LiveLines:
@@ -36,6 +38,7 @@ class LiveLines:
         rows = torch.frombuffer(memory, dtype=torch.float64, count=count)
         self._rows = rows.view(self._world.size, _NUMBERS)
         self._steps = 0
+        self._own = OwnWork(around.job.trainer.optimizer.traffic)
         self._at_last = self._rows.clone()
 
     def start(self) -> None:
@@ -44,6 +47,7 @@ class LiveLines:
         The phases count from the last event of all ranks, as those of the clock.
         """
         self._steps = 0
+        self._own.restart()
         self._rows[self._world.rank].zero_()
         self._note_seconds()
         self._at_last.zero_()
@@ -53,6 +57,7 @@ class LiveLines:
         row, sums = self._rows[self._world.rank], tally.sums()
         self._note_seconds()
         row[_CLAIMED] = claimed
+        row[_SENT:_MEMORY] = torch.tensor(self._own.traffic, dtype=torch.float64)
         row[_TALLY : _TALLY + len(sums)] = torch.tensor(sums, dtype=torch.float64)
         self._steps += 1
         if self._steps % self._around.job.config.log_every == 0:
@@ -63,7 +68,7 @@ class LiveLines:
     def _note_seconds(self) -> None:
         seconds = list(self._around.clock.seconds.values())
         row = self._rows[self._world.rank]
-        row[:_MEMORY] = torch.tensor(seconds, dtype=torch.float64)
+        row[:_WORK] = torch.tensor(seconds, dtype=torch.float64)
 
     def _report(self, like: Tally) -> None:
         """Send the callbacks what all parties did since the last line."""

@@ -6,9 +6,9 @@ rank 1   step  step ... step ┘  the mean of the weights, and the outer step
 ```
 
 A rank takes its share of each global batch as in synchronous training, and steps on the mean
-gradient of its own share. A share without samples makes no step. The round has H updates, or fewer
-if something is due before (`due`). With `local:H:E` the rounds before epoch E are those of
-synchronous training.
+gradient of its own share, or of its host's if hosts are the parties. A share without samples makes
+no step. The round has H updates, or fewer if something is due before (`due`). With `local:H:E` the
+rounds before epoch E are those of synchronous training.
 
 The outer step and what a checkpoint holds are described in `parallel.updates.averaging`.
 """
@@ -56,7 +56,7 @@ class LocalSteps:
         if self._has_gone:
             around.stopping.note_cost("step", time.perf_counter() - begun)
         self._has_gone = True
-        return Agreement(outcome, position, steps.updates, steps.last)
+        return Agreement(outcome, position, steps.updates, steps.last, steps.samples)
 
     def undo(self) -> None:
         """Return to weights, optimizer state and running statistics after the last `go`."""
@@ -75,7 +75,8 @@ class _Steps:
     def __init__(self, around: Surroundings, shares: ShareStream) -> None:
         self._around, self._shares = around, shares
         self._tally: Tally = around.job.trainer.task.tally()
-        self._samples, self._seconds = 0, 0.0
+        self.samples, self._seconds = 0, 0.0
+        self._steps_together = _averaging(around.job).steps_together
         self.updates = 0
         self.error: UserError | None = None
         self.last: Batch = around.job.empty_batch()
@@ -85,7 +86,7 @@ class _Steps:
         job = self._around.job
         position, is_over = job.progress.samples, False
         while not is_over and self.updates < num_steps:
-            is_valid = self._step()
+            is_valid = self._step() or self._steps_together
             self.updates += 1
             before = position
             position = min(before + job.progress.batch, job.epoch_end(before))
@@ -93,11 +94,14 @@ class _Steps:
         return position
 
     def _step(self) -> bool:
-        """Make one update from this rank's share. Return False if the share is invalid."""
+        """Make one update from this rank's share. Return False if it is invalid, and not made."""
         around, job = self._around, self._around.job
         trainer, clock = job.trainer, around.clock
-        batch, self.error = self._shares.take()
-        if self.error is not None:
+        # After an error the others of a party still need this rank, without samples.
+        batch = job.empty_batch()
+        if self.error is None:
+            batch, self.error = self._shares.take()
+        if self.error is not None and not self._steps_together:
             return False
         number = job.progress.updates + self.updates + 1
         if faults.active is not None:
@@ -108,14 +112,14 @@ class _Steps:
         self._tally = self._tally + reduce_step(trainer, batch, max(1, batch.weight), clock)
         self._seconds += clock.per_sample - own
         update_weights(trainer, batch.position, clock)
-        self._samples, self.last = self._samples + batch.weight, batch
+        self.samples, self.last = self.samples + batch.weight, batch
         return True
 
     def report(self) -> StepReport:
         """Return what this rank reports about its round."""
         return StepReport(
             self._tally,
-            self._samples,
+            self.samples,
             wants_stop=self._around.stopping.why is not None,
             failed=self.error is not None,
             seconds=self._seconds,

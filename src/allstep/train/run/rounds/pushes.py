@@ -29,6 +29,7 @@ from allstep.errors import UserError
 from allstep.kvstore.training import Claim, SharedModel, SyncPoint
 from allstep.train.folder import order_file
 from allstep.train.folder.order_file import LoggedRound
+from allstep.train.run.progress_event import OwnWork
 from allstep.train.run.rounds.due import next_due
 from allstep.train.run.rounds.live_lines import LiveLines
 from allstep.train.run.rounds.round import Agreement, Surroundings
@@ -42,7 +43,7 @@ _NOTICED_WITHIN = 0.5
 
 
 class Pushes:
-    """Rounds of `sync=async`, `stale:S`, `clock:S` and `lazy:K`."""
+    """Rounds of `sync=async`, `stale:S`, `clock:S`, `lazy:K` and `elastic:H`."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
@@ -52,6 +53,7 @@ class Pushes:
         self._error: UserError | None = None
         # When the launcher first asked to leave this world.
         self._asked_at = math.inf
+        self._own = OwnWork(around.job.trainer.optimizer.traffic)
         self._start_sums()
 
     @property
@@ -83,8 +85,11 @@ class Pushes:
         """Take claims until there are no more; return the synchronization point, if it is one."""
         self._take_claims()
         self._around.clock.lap("input")
-        values = [self._samples, self._waited, torch.get_num_threads()]
+        traffic = self._own.traffic
+        values = [self._samples, self._waited, torch.get_num_threads(), *traffic]
         point = self._shared.synchronize(values)
+        if point is not None:
+            self._own.drop(traffic)
         self._around.clock.lap("wait")
         return point
 
@@ -204,7 +209,9 @@ class Pushes:
         if job.world.rank == self._shared.leader:
             self._record(point)
         lost = "; ".join(self._shared.lost.values())
-        return Agreement(outcome, point.position, len(point.pushes), self._last, lost)
+        return Agreement(
+            outcome, point.position, len(point.pushes), self._last, self._claimed, lost
+        )
 
     def _record(self, point: SyncPoint) -> None:
         """Append the round to the order log, and report its figures."""
@@ -242,13 +249,21 @@ class Pushes:
 def _figures(point: SyncPoint, values: dict[int, list[float]]) -> Synchronized:
     """Return the figures of a synchronization point by party."""
     ages: dict[int, Counter[int]] = {rank: Counter() for rank in values}
+    last = {push.party: push for push in point.pushes}
     for push in point.pushes:
         ages.setdefault(push.party, Counter())[push.age] += 1
     parties = {}
     for rank, counts in sorted(ages.items()):
-        samples, waited, _ = values.get(rank, (0.0, 0.0, 0.0))
+        samples, waited, _, sent, received = values.get(rank, (0.0,) * 5)
         parties[rank] = PartyFigures(
-            int(samples), counts.total(), waited, dict(sorted(counts.items()))
+            int(samples),
+            counts.total(),
+            waited,
+            dict(sorted(counts.items())),
+            int(sent),
+            int(received),
+            last[rank].read if rank in last else point.version,
+            last[rank].made if rank in last else 0,
         )
     torn = sum(push.is_torn for push in point.pushes)
     return Synchronized(point.position, point.version, parties, torn)

@@ -45,7 +45,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The end of a round. All but `last` is equal on all ranks."""
+    """The end of a round. All but `last` and `samples` is equal on all ranks."""
 
     outcome: StepOutcome
     """The sums over all ranks and all updates of the round."""
@@ -55,6 +55,8 @@ class Agreement:
     """Updates of the weights in the round."""
     last: Batch
     """The last share of this rank, for a report on a loss that diverged."""
+    samples: int = 0
+    """Samples that this rank processed."""
     lost: str = ""
     """The lost ranks and why, in a mode in which the others finish the round without them."""
 
