@@ -21,7 +21,13 @@ def with_speeds(calibration: Calibration, speeds: Sequence[Alone]) -> Calibratio
     # The update has the same work with any number of samples.
     update = shape.update / shape.busy * min(seconds.values())
     steps = tuple(_scaled(shape, batch, taken, update) for batch, taken in seconds.items())
-    return replace(calibration, steps=steps, host=None, hosts=None)
+    # Of the machine that provided the shape nothing holds for the other one.
+    facts = {
+        key: value
+        for key, value in calibration.facts.items()
+        if key not in ("cpu", "cores", "time", "threads")
+    }
+    return replace(calibration, steps=steps, host=None, hosts=None, facts=facts)
 
 
 def _scaled(shape: StepTimes, batch: int, seconds: float, update: float) -> StepTimes:
