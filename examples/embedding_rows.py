@@ -1,6 +1,7 @@
 """An embedding with a million rows: each step pulls and pushes only the rows of its batch.
 
 allstep run -np 2 examples/embedding_rows.py [--rows 1000000] [--steps 200]
+allstep run -np 2 --servers 2 examples/embedding_rows.py    # the table on servers
 
 Synthetic clicks: each user and each item has a hidden group, and a user clicks on items of the own
 group. The model learns a vector for each of them, all in one table; few rows are popular, as in

@@ -215,8 +215,8 @@ def sent_of_three(kv: KVStore, name: str) -> list[float]:
     return found
 
 
-def rows_of_compressed_and_sparse() -> None:
-    """Each sender quantizes, a worker or a host; sparse gradients are refused, changing nothing."""
+def rows_of_compressed() -> None:
+    """Each sender quantizes, a worker or a host; sparse gradients are refused."""
     for name in ("dist_sync", "dist_async", "dist_stale:2"):
         with allstep.kvstore.create(name) as kv:
             kv.init([1, 2], [filled(0, LARGE), filled(0)])
@@ -231,20 +231,103 @@ def rows_of_compressed_and_sparse() -> None:
                 kv.pull(1, out=out)
                 assert number(out) == received
                 kv.barrier()
-    for name in ("dist_sync", "dist_async", "dist_stale:2"):
+            with pytest.raises(UserError, match="takes dense gradients"):
+                kv.push(2, filled(1).to_sparse(1))
+            kv.barrier()
+
+
+TABLES = {"small rows": (3000, 16), "long rows": (5, 30_000), "cube": (400, 4, 16), "few": (3, 2)}
+"""Rows within parts; rows that parts cut; rows of several dimensions; a key that is not cut."""
+
+
+def rows_pushed(key: str, rank: int, step: int) -> Tensor:
+    """Return a gradient of some rows, of small integers: sums are exact in any order."""
+    draws = torch.Generator().manual_seed(100 * rank + step + len(key))
+    shape = TABLES[key]
+    rows = torch.randint(0, shape[0], (1 + rank + step,), generator=draws)
+    values = torch.randint(-4, 5, (rows.numel(), *shape[1:]), generator=draws).float()
+    return torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False)
+
+
+class LazyMomentum:
+    """SGD with momentum 0.5 on the rows of a gradient only."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.value, self.momentum = torch.zeros(shape), torch.zeros(shape)
+
+    def push(self, gradients: list[Tensor], *, is_dense: bool = False) -> None:
+        total = sum(each.to_dense() for each in gradients)
+        rows = torch.cat([each.coalesce().indices()[0] for each in gradients]).unique()
+        rows = torch.arange(len(self.value)) if is_dense else rows
+        self.momentum[rows] = 0.5 * self.momentum[rows] + total[rows]
+        self.value[rows] -= 0.5 * self.momentum[rows]
+
+
+def row_pull(kv: KVStore, key: str, numbers: Tensor) -> Tensor:
+    out = torch.sparse_coo_tensor(size=TABLES[key], check_invariants=False)
+    kv.row_sparse_pull(key, out=out, row_ids=numbers)
+    return out._values()
+
+
+def rows_of_sparse_sync() -> None:
+    with allstep.kvstore.create("dist_sync") as kv:
+        models = {key: LazyMomentum(shape) for key, shape in TABLES.items()}
+        kv.init(list(TABLES), [torch.zeros(shape) for shape in TABLES.values()])
+        kv.set_optimizer(torch.optim.SGD, lr=0.5, momentum=0.5)
+        for step in range(5):
+            for key, model in models.items():
+                gradients = [rows_pushed(key, rank, step) for rank in range(kv.num_workers)]
+                # In one round, one worker has a dense gradient: then the round is dense.
+                is_dense = step == 3
+                model.push(gradients, is_dense=is_dense)
+                own = gradients[kv.rank]
+                kv.push(key, own.to_dense() if is_dense and kv.rank == 1 else own)
+                if step % 2:
+                    numbers = torch.tensor([0, len(model.value) - 1, 1])
+                    assert torch.equal(row_pull(kv, key, numbers), model.value[numbers.unique()])
+                if step > 2:
+                    assert torch.equal(pulled(kv, key, TABLES[key]), model.value)
+        kv.barrier()
+    with allstep.kvstore.create("dist_sync") as kv:
+        # Without an optimizer the rows replace the value.
+        kv.init("few", torch.ones(3, 2))
+        kv.push("few", rows_pushed("few", 0, 1))
+        expected = kv.num_workers * rows_pushed("few", 0, 1).to_dense()
+        assert torch.equal(pulled(kv, "few", (3, 2)), expected)
+        kv.barrier()
+
+
+def rows_of_sparse_pushes() -> None:
+    for name in ("dist_async", "dist_stale:2"):
         with allstep.kvstore.create(name) as kv:
-            kv.init(1, filled(1))
-            kv.set_optimizer(torch.optim.SGD, lr=1.0)
-            with pytest.raises(UserError, match=r"expected a dense gradient \(gradient.to_dense"):
-                kv.push(1, filled(1).to_sparse(1))
+            kv.init(list(TABLES), [torch.zeros(shape) for shape in TABLES.values()])
+            kv.set_optimizer(torch.optim.SGD, lr=0.5)
+            for step in range(4):
+                for key in TABLES:
+                    kv.push(key, rows_pushed(key, kv.rank, step))
+                    row_pull(kv, key, torch.tensor([0]))
             kv.barrier()
-            assert number(pulled(kv, 1)) == 1
+            for key, shape in TABLES.items():
+                total = sum(
+                    rows_pushed(key, rank, step).to_dense()
+                    for rank in range(kv.num_workers)
+                    for step in range(4)
+                )
+                assert torch.equal(pulled(kv, key, shape), -0.5 * total)
             kv.barrier()
-            kv.pull(1, out=torch.empty(2, 3))
-            kv.push(1, filled(1).to_sparse(1).to_dense())
+            if name == "dist_stale:2":
+                kv.push("few", rows_pushed("few", 0, 0))
+                with pytest.raises(UserError, match="not pulled since"):
+                    kv.push("few", rows_pushed("few", 0, 0))
             kv.barrier()
-            assert number(pulled(kv, 1)) == 1 - kv.num_workers
-            kv.barrier()
+    from allstep.optim import LARS
+
+    with allstep.kvstore.create("dist_async") as kv:
+        kv.init("few", torch.zeros(3, 2))
+        kv.set_optimizer(LARS, lr=0.1)
+        with pytest.raises(UserError, match="LARS uses norms of whole layers"):
+            kv.push("few", rows_pushed("few", 0, 0))
+        kv.barrier()
 
 
 def rows_of_mistakes() -> None:
@@ -277,7 +360,9 @@ def all_rows(folder: Path) -> float:
     rows_of_stale()
     rows_of_state(folder)
     rows_of_whole_keys_and_half_precision()
-    rows_of_compressed_and_sparse()
+    rows_of_compressed()
+    rows_of_sparse_sync()
+    rows_of_sparse_pushes()
     rows_of_mistakes()
     return 1.0
 

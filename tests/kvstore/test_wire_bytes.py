@@ -87,6 +87,26 @@ def pushes(codec: str, pull: str) -> int:
         return found
 
 
+def rows(name: str) -> int:
+    """A step with 100 rows of a table of 100,000."""
+    with allstep.kvstore.create(name) as kv:
+        kv.init("table", torch.zeros(100_000, 16))
+        kv.set_optimizer(torch.optim.Adam, lr=0.1)
+        numbers = torch.arange(100) * 997
+        gradient = torch.sparse_coo_tensor(
+            numbers[None], torch.ones(100, 16), (100_000, 16), check_invariants=False
+        )
+        found = torch.sparse_coo_tensor(size=(100_000, 16), check_invariants=False)
+        kv.barrier()
+        before = nbytes(kv)
+        for _ in range(2):
+            kv.push("table", gradient)
+            kv.row_sparse_pull("table", out=found, row_ids=numbers)
+        total = nbytes(kv) - before
+        kv.barrier()
+        return total
+
+
 def work() -> list[int]:
     with allstep.kvstore.create("dist_sync") as kv, pytest.raises(UserError, match="pull=1bit:0"):
         kv.set_gradient_compression({"type": "2bit", "pull": "1bit:0"})
@@ -96,6 +116,8 @@ def work() -> list[int]:
         pushes("bf16", "none"),
         pushes("bf16", "bf16"),
         pushes("2bit", "2bit"),
+        rows("dist_sync"),
+        rows("dist_async"),
     ]
 
 
@@ -108,3 +130,8 @@ def test_encoded_bytes_cross_the_links(ranks: Ranks) -> None:
     for place, shares in ((2, 1 / 2 + 1), (3, 1 / 2 + 1 / 2), (4, 1 / 16 + 1 / 16)):
         for each in found[:, place]:
             assert whole * shares < each < whole * shares * (1.02 if shares > 0.2 else 1.1)
+    # Of each row a number and 16 values are pushed, both are pulled; the table has 6.4 MB.
+    own = 2 * 100 * (8 + 64 + 8 + 64)
+    for each in found[:, 6]:
+        assert own < each < 2 * own
+    assert 2 * own < found[:, 5].sum() < 6 * own

@@ -102,6 +102,7 @@ ODD_VALUES: Mapping[str, list[Any]] = {
     "widen": [0, -1, 10**6, 1.5, True],
     "scale": [0, -1.0, math.nan, math.inf, 1e300, "1", None],
     "zero_last_norm": [0, 1, "yes", None],
+    "skip": [0, 1, "no", None],
     "small_pictures": [0, 1, "yes", None],
 }
 

@@ -54,6 +54,21 @@ def test_a_wide_block(channels: int, stride: int) -> None:
     torch.testing.assert_close(block(x), y + past)
 
 
+def test_without_skip_the_blocks_are_the_same_layers_in_a_row() -> None:
+    torch.manual_seed(0)
+    block = _Plain(4, 8, 2, nn.BatchNorm2d, skip=False)
+    x = torch.randn(3, 4, 6, 6)
+    torch.testing.assert_close(block(x), relu(block.through(x)), rtol=0, atol=0)
+    torch.manual_seed(0)
+    ours = CifarResNet(20, skip=False)
+    torch.manual_seed(0)
+    theirs = CifarResNet(20).state_dict()
+    assert ours.state_dict().keys() == theirs.keys()
+    assert all(torch.equal(each, theirs[name]) for name, each in ours.state_dict().items())
+    with pytest.raises(ConfigError, match=r"passes nothing on; choose one of the two"):
+        CifarResNet(20, zero_last_norm=True, skip=False)
+
+
 def test_zero_last_norm() -> None:
     torch.manual_seed(0)
     model = CifarResNet(8, zero_last_norm=True)

@@ -89,6 +89,13 @@ def test_an_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["eval", "run", "--workers", "2"]).exit_code == 0
 
 
+def test_a_landscape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    exits(monkeypatch)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(read_config("digits").resolved(1).to_yaml())
+    assert "a landscape" in check_refused("landscape", "run", "--workers", "2")
+
+
 def test_a_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     exits(monkeypatch)
     assert "their answer" in check_refused("verify", "digits", "--workers", "1,2")

@@ -13,6 +13,7 @@ from allstep.cli.planning.plan_speed import plan
 from allstep.cli.report import report
 from allstep.cli.run import run
 from allstep.cli.saved_run.eval import eval_
+from allstep.cli.saved_run.landscape import landscape
 from allstep.cli.saved_run.predict import predict
 from allstep.cli.saved_run.replay import replay
 from allstep.cli.shortage import check_memory
@@ -29,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_NEED_TORCH = ("train", "verify", "replay", "eval", "predict", "study")
+_NEED_TORCH = ("train", "verify", "replay", "eval", "predict", "landscape", "study")
 
 
 def _version(asked: bool) -> None:
@@ -62,6 +63,7 @@ app.command()(report)
 app.command()(plan)
 app.command()(predict)
 app.command("eval")(eval_)
+app.command()(landscape)
 app.add_typer(study)
 app.add_typer(data)
 app.add_typer(bench)

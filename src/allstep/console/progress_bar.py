@@ -28,12 +28,19 @@ Shown = Callable[[int, int, str], None]
 
 
 @contextmanager
-def bar(what: str, unit: str = "samples") -> Iterator[Shown]:
+def bar(what: str, unit: str = "samples", *, on_stdout: bool = False) -> Iterator[Shown]:
     """Show progress while the block runs, which calls the yielded function.
 
-    what: the text in front. unit: what is counted, for plain lines (default "samples").
+    what: the text in front. unit: what is counted, for plain lines (default "samples"). on_stdout:
+    draw on standard output if only that is a terminal, as for rank 0 of several workers.
     """
-    with _bar(what) if sys.stderr.isatty() else _lines(what, unit) as shown:
+    if sys.stderr.isatty():
+        drawn = _bar(what)
+    elif on_stdout and sys.stdout.isatty():
+        drawn = _bar(what, stderr=False)
+    else:
+        drawn = _lines(what, unit)
+    with drawn as shown:
         yield shown
 
 
@@ -74,12 +81,12 @@ def text_bar() -> "Iterator[Progress]":
 
 
 @contextmanager
-def _bar(what: str) -> Iterator[Shown]:
+def _bar(what: str, *, stderr: bool = True) -> Iterator[Shown]:
     from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
     counts = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     texts = (_text("{task.description}"), _text("{task.fields[more]}"))
-    with _progress(texts[0], *counts, texts[1]) as drawn:
+    with _progress(texts[0], *counts, texts[1], stderr=stderr) as drawn:
         task = drawn.add_task(what, total=None, more="")
 
         def shown(done: int, total: int, more: str = "") -> None:
@@ -95,12 +102,12 @@ def _text(template: str) -> "ProgressColumn":
     return TextColumn(template, markup=False)
 
 
-def _progress(*columns: "ProgressColumn") -> "Progress":
-    """Return bars on standard error that vanish at the end; hidden where it is not a terminal."""
+def _progress(*columns: "ProgressColumn", stderr: bool = True) -> "Progress":
+    """Return bars on standard error (or output) that vanish at the end; hidden without terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=stderr, highlight=False)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 

@@ -92,7 +92,9 @@ NAMES: Mapping[str, Named] = {
     },
     **{
         f"cifar-resnet{depth}": Named(
-            "wide_resnet:CifarResNet", settled={"depth": depth}, options={"zero_last_norm": truth}
+            "wide_resnet:CifarResNet",
+            settled={"depth": depth},
+            options={"zero_last_norm": truth, "skip": truth},
         )
         for depth in (20, 32, 44, 56, 110)
     },

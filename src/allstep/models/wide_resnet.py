@@ -21,8 +21,9 @@ block of CifarResNet                       block of WideResNet, norms first
 ```
 
 Where CifarResNet changes size, the shortcut of a block is every second pixel, with zeros for the
-new channels: it has no parameters. Parameters at 10 classes: ResNet-20 269,722, ResNet-56 853,018,
-WRN-16-4 2,748,890, WRN-28-10 36,479,194.
+new channels: it has no parameters. With `skip=False` it has no shortcuts: the same layers and
+weights one after the other, to see what the shortcuts do (docs/landscape.md). Parameters at 10
+classes: ResNet-20 269,722, ResNet-56 853,018, WRN-16-4 2,748,890, WRN-28-10 36,479,194.
 """
 
 import torch
@@ -51,18 +52,21 @@ class _Past(nn.Module):
 
 
 class _Plain(nn.Module):
-    """A block of CifarResNet."""
+    """A block of CifarResNet; without `skip` it has no shortcut."""
 
-    def __init__(self, channels: int, wide: int, stride: int, norm: Norm) -> None:
+    def __init__(
+        self, channels: int, wide: int, stride: int, norm: Norm, skip: bool = True
+    ) -> None:
         super().__init__()
         self.through = nn.Sequential(
             *(_convolution(channels, wide, stride), norm(wide), nn.ReLU(inplace=True)),
             *(_convolution(wide, wide), norm(wide)),
         )
-        self.past = _Past(wide - channels, stride)
+        self.past = _Past(wide - channels, stride) if skip else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.relu(self.through(x) + self.past(x))
+        y: torch.Tensor = self.through(x)
+        return functional.relu(y if self.past is None else y + self.past(x))
 
 
 class _Wide(nn.Module):
@@ -111,7 +115,8 @@ class CifarResNet(_SmallImages):
 
     `depth` is the number of layers: 20, 32, 44, 56, 110, or any other 6n+2. `norm` makes the norm
     layer for a number of channels (default: batch norm). `zero_last_norm` initializes the scale of
-    the last norm of each block to zero (default: False).
+    the last norm of each block to zero (default: False). `skip` adds the shortcut around each block
+    (default: True).
     """
 
     def __init__(
@@ -122,11 +127,18 @@ class CifarResNet(_SmallImages):
         channels: int = 3,
         norm: Norm = nn.BatchNorm2d,
         zero_last_norm: bool = False,
+        skip: bool = True,
     ) -> None:
+        if zero_last_norm and not skip:
+            raise ConfigError(
+                "zero_last_norm: a block without a shortcut (skip=False) that starts at zero passes"
+                " nothing on; choose one of the two"
+            )
         blocks, stages, before = _blocks(depth, 2), nn.Sequential(), 16
         for wide in _WIDTHS:
             for place in range(blocks):
-                stages.append(_Plain(before, wide, 2 if wide != before and not place else 1, norm))
+                stride = 2 if wide != before and not place else 1
+                stages.append(_Plain(before, wide, stride, norm, skip))
                 before = wide
         stem = nn.Sequential(_convolution(channels, 16), norm(16), nn.ReLU(inplace=True))
         super().__init__(stem, stages, nn.Identity(), before, num_classes)

@@ -27,6 +27,8 @@ from allstep.report.glance import Glance, glance
 from allstep.report.heat import Heat, trust_heat
 from allstep.report.judge import judge, one_change
 from allstep.report.judgement import Judgement
+from allstep.report.landscape import LandscapeView
+from allstep.report.landscape import views as landscape_views
 from allstep.report.run import Run, read_runs
 from allstep.report.scores import COLUMNS, Scores, scores
 from allstep.report.series import steps
@@ -65,6 +67,7 @@ class View:
     trust: Heat | None
     stragglers: Stragglers | None
     parties: Parties | None
+    landscape: LandscapeView | None
 
 
 def write_report(
@@ -95,7 +98,10 @@ def write_report(
 
 def render(runs: Sequence[Run], now: float) -> str:
     """Return the page about `runs` as text."""
-    views = [_view(run, number, runs[0], now) for number, run in enumerate(runs)]
+    landscapes = landscape_views(runs)
+    views = [
+        _view(run, number, runs[0], now, landscapes[number]) for number, run in enumerate(runs)
+    ]
     rows = configs.rows([run.config for run in runs])
     drawn = [chart for chart in map(curves.draw, charts(runs)) if chart is not None]
     return (
@@ -127,7 +133,7 @@ def render(runs: Sequence[Run], now: float) -> str:
     )
 
 
-def _view(run: Run, number: int, first: Run, now: float) -> View:
+def _view(run: Run, number: int, first: Run, now: float, landscape: LandscapeView | None) -> View:
     found, shown = split(run.record), glance(run.record)
     return View(
         run=run,
@@ -142,6 +148,7 @@ def _view(run: Run, number: int, first: Run, now: float) -> View:
         trust=trust_heat(steps(run.record)),
         stragglers=stragglers(run.record),
         parties=parties(run.record),
+        landscape=landscape,
     )
 
 

@@ -7,6 +7,7 @@ RUN/
   quarantine*.jsonl              samples that could not be used
   checkpoints/*/manifest.json    sizes and checksums
   mistakes/                      see `mistakes`
+  landscape/                     the loss around the weights, of `allstep landscape`
 ```
 
 Only `run.jsonl` is required. Damaged files are omitted with a note that the page shows; a report
@@ -17,10 +18,10 @@ JSON, and tensors are not read.
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from allstep import runlog
 from allstep.errors import ConfigError, DataError
@@ -28,6 +29,7 @@ from allstep.files.bounded import open_regular, parse_json, read_json, read_line
 from allstep.files.yaml import read_yaml
 from allstep.report.mistakes import Confusion, Mistake, read_confusion, read_mistakes
 from allstep.runlog import RunRecord
+from allstep.study.landscape.result import Around, Line, read_around, read_line
 from allstep.train.checkpoint.names import number_of
 from allstep.train.config.renamed import with_new_keys
 
@@ -62,6 +64,10 @@ class Run:
     """The first few of these samples."""
     mistakes: tuple[Mistake, ...] = ()
     confusion: Confusion | None = None
+    landscape: Around | None = None
+    """The loss around the weights."""
+    line: Line | None = None
+    """The loss on the line to another run."""
     notes: tuple[str, ...] = ()
     """Notes about what is damaged or omitted."""
 
@@ -124,6 +130,8 @@ def read_run(folder: Path) -> Run:
         bad=bad,
         mistakes=read_mistakes(folder / "mistakes", notes, confusion.classes if confusion else ()),
         confusion=confusion,
+        landscape=_read_landscape(read_around, folder, "around", notes),
+        line=_read_landscape(read_line, folder, "line", notes),
         notes=tuple(notes),
     )
 
@@ -207,6 +215,21 @@ def _read_manifest(file: Path, notes: list[str]) -> Checkpoint | None:
         notes.append(f"checkpoints/{name}: its manifest is damaged; --resume will not use it")
         return None
     return Checkpoint(file.parent.name, files)
+
+
+T = TypeVar("T")
+
+
+def _read_landscape(
+    read: Callable[[Path], T | None], folder: Path, kind: str, notes: list[str]
+) -> T | None:
+    """Return what `read` finds in `folder`; None, with a note, if it is damaged."""
+    try:
+        return read(folder)
+    except (OSError, ValueError, TypeError) as error:
+        why = str(error) if isinstance(error, ValueError) else type(error).__name__
+        notes.append(f"landscape/{kind}.json: {why}; it was left out")
+        return None
 
 
 def _lines(file: Path) -> Iterator[bytes]:

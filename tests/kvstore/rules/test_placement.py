@@ -57,13 +57,19 @@ def test_slices_cover_a_value(numel: int, itemsize: int) -> None:
     assert len(spans) == max(1, -(-numel * itemsize // SLICE_BYTES))
 
 
-@given(st.lists(SIZES, min_size=1, max_size=4), st.integers(1, 8), st.sampled_from([2, 4, 8]))
+@given(
+    st.lists(SIZES, min_size=1, max_size=4),
+    st.integers(1, 8),
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from([1, 7, 64, 300, 10_000]),
+)
 def test_keys_that_come_later_fill_the_servers_evenly(
-    calls: list[list[int]], num_servers: int, itemsize: int
+    calls: list[list[int]], num_servers: int, itemsize: int, width: int
 ) -> None:
     placement, key, largest, numbers = Placement(num_servers), 0, 0, []
     for sizes in calls:
-        numels = {key + index: (size, itemsize) for index, size in enumerate(sizes)}
+        sizes = [size // width * width for size in sizes]
+        numels = {key + index: (size, itemsize, width) for index, size in enumerate(sizes)}
         key += len(sizes)
         fair = sum(sizes) * itemsize / num_servers
         largest = max(largest, MIN_PART, int(fair / 20))
@@ -71,10 +77,13 @@ def test_keys_that_come_later_fill_the_servers_evenly(
             ends = [0, *(part.span[1] for part in parts)]
             assert [part.span[0] for part in parts] == ends[:-1] and ends[-1] == numels[each][0]
             spans = [part.span for part in parts]
-            assert all((end - start) * itemsize <= SLICE_BYTES for start, end in spans)
+            most = max(SLICE_BYTES, numels[each][0] * itemsize // 128) * (1 if width == 1 else 1.03)
+            assert all((end - start) * itemsize <= most for start, end in spans)
+            if width * itemsize * 40 <= MIN_PART:
+                assert all(start % width == 0 for start, _ in spans)
             numbers += [part.number for part in parts]
     assert numbers == list(range(len(numbers)))
-    total = sum(sum(sizes) for sizes in calls) * itemsize
+    total = sum(size // width * width for sizes in calls for size in sizes) * itemsize
     assert sum(placement.fill) == total
     if largest * 10 * num_servers <= total:
         assert max(placement.fill) * num_servers < 1.1 * total
@@ -83,7 +92,7 @@ def test_keys_that_come_later_fill_the_servers_evenly(
 @given(SIZES, st.integers(1, 5))
 def test_whole_keys(sizes: list[int], num_servers: int) -> None:
     placed = Placement(num_servers, is_whole=True).add(
-        {key: (size, 4) for key, size in enumerate(sizes)}
+        {key: (size, 4, 3) for key, size in enumerate(sizes)}
     )
     assert [[part.span for part in parts] for parts in placed.values()] == [
         [(0, size)] for size in sizes

@@ -138,6 +138,36 @@ def test_a_party_in_a_barrier_is_not_waited_for() -> None:
     assert together(push, lambda: barrier(1)) == ["[]", "[0]"]
 
 
+def test_rows_of_a_part_that_cuts_them() -> None:
+    """Elements 4 to 10 of a matrix with rows of 3: the end of row 1, row 2, the start of row 3."""
+    served = ServedStore(Announced("nonce", 0, "async", 0, (0,)))
+    served.add(0, json.dumps(["w", "float32", [7, 1], 4, 3]))
+    served.set_value(0, torch.zeros(7))
+    adam = optimizer_class(torch.optim.Adam, {"lr": 1.0})
+    served.set_optimizer(optimizer_text(adam, ""))
+    part = served.part(0)
+
+    def message(rows: list[int], values: list[float]) -> Tensor:
+        return torch.cat(
+            [torch.tensor(rows).view(torch.uint8), torch.tensor(values).view(torch.uint8)]
+        )
+
+    served.push(0, 0, part.rows_in(message([1, 3], [1.0, 2.0, 3.0, 4.0]), 2))
+    assert value(served).sign().tolist() == [-1, -1, 0, 0, 0, -1, -1]
+    values, version = part.copy_rows(0, torch.tensor([2, 3]))
+    assert torch.equal(values, value(served)[2:]) and version == 1
+    # A push without rows of this part counts: the step of Adam is that of the key.
+    served.push(0, 0, part.rows_in(torch.empty(0, dtype=torch.uint8), 0))
+    assert {name: float(found.max()) for name, _, found in served.state(0)}["step"] == 2
+    for rows, numel, text in (
+        ([1], 3, "1 rows with 20 bytes, expected 16"),
+        ([0], 2, "found rows that part"),
+        ([3, 1], 4, "found rows that part"),
+    ):
+        with pytest.raises(CommError, match=text):
+            part.rows_in(message(rows, [1.0] * numel), len(rows))
+
+
 def test_calls_of_all_parties() -> None:
     served = store("async", (0, 1, 1))
 

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from allstep.comm.op.gradient_norms import Wanted
+from allstep.compression import codec_from
 from allstep.parallel.exchange import AllReduce, Exchange, Named, Owners, Rule
+from allstep.parallel.exchange.compressed_owners import CompressedOwners
 from support.default_group import joined
 from support.ranks import Ranks
 
@@ -26,6 +28,10 @@ KINDS: dict[str, Make] = {
     "Owners": lambda group, named, listener: Owners(group, "test", named, Rule(), False, listener),
     "Owners of whole parameters": lambda group, named, listener: Owners(
         group, "test", named, Rule(), True, listener
+    ),
+    # A codec that drops nothing.
+    "CompressedOwners": lambda group, named, listener: CompressedOwners(
+        group, "test", named, Rule(), False, codec_from("topk:100%"), listener
     ),
 }
 STEPS = 3

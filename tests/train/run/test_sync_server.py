@@ -83,6 +83,51 @@ def test_over_hosts_each_slice_has_one_server(ranks: Any, hosts: str, overrides:
             assert torch.equal((other.weights | other.optimizer)[name], tensor), name
 
 
+def compressed_runs(codecs: list[str]) -> list[checkpoint.Snapshot]:
+    """Train without and with compression; return the last checkpoints."""
+    world, found = allstep.init(), []
+    for number, codec in enumerate(codecs):
+        out = Path.cwd() / f"compressed {number}"
+        overrides = [*SHORT, "optimizer.momentum=0.9", f"sync.compress={codec}"]
+        train(read_config("digits", overrides), world, out)
+        if world.rank == 0:
+            found.append(checkpoint.read(checkpoint.written(out / "checkpoints")[0]))
+    return found
+
+
+def test_what_hosts_exchange_is_compressed(ranks: Any) -> None:
+    """A codec that drops nothing gives the bits of allreduce; one that drops much still trains."""
+    env = {"ALLSTEP_ALGORITHM": "star"}
+    found = ranks(3, compressed_runs, ["none", "topk:100%", "2bit"], hosts=list("aab"), env=env)[0]
+    plain, lossless, coarse = found
+    for name, tensor in [*plain.weights.items(), *plain.optimizer.items()]:
+        assert torch.equal((lossless.weights | lossless.optimizer)[name], tensor), name
+    moved = [(plain.weights[n] - coarse.weights[n]).abs().max() for n in plain.weights]
+    assert 0 < max(moved) < 1, "another series of weights, and no diverged one"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["sync=async", "sync.compress=bf16"], "sync.compress=bf16 compresses the gradients that"),
+        (["sync.compress=2bit", "share_weights=false"], "sync.compress=2bit and share_weights="),
+        (["sync.compress=2bit", "precision=float16"], "sync.compress=2bit and precision=float16"),
+        (["sync.compress=2bit", "optimizer.noise=0.1"], "sync.compress=2bit and gradient noise"),
+        (["sync.compress=3bit"], r"sync.compress.* a codec such as bf16 or 2bit \(unknown"),
+    ],
+)
+def test_compression_that_does_not_fit_is_an_error(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_config(read_config("digits", overrides), 2)
+
+
+def test_compression_on_one_host_is_an_error() -> None:
+    config = read_config("digits", ["sync.compress=bf16"])
+    check_hosts(config, World(0, 4, 0, 2, 0, 2, "h1", "allstep"))
+    with pytest.raises(ConfigError, match="this run has one host, where workers share memory"):
+        check_hosts(config, World(0, 4, 0, 4, 0, 1, "h1", "allstep"))
+
+
 def test_pushes_over_several_hosts_are_not_supported_yet() -> None:
     world = World(0, 4, 0, 2, 0, 2, "h1", "allstep")
     for mode in ([], ["sync=server"]):

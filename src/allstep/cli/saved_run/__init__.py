@@ -1,1 +1,1 @@
-"""Commands about the folder of a run: `eval`, `predict` and `replay`."""
+"""Commands about the folder of a run: `eval`, `landscape`, `predict` and `replay`."""

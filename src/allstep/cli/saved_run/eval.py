@@ -52,6 +52,18 @@ OtherData = Annotated[
         help="Evaluate all samples of other data instead: a folder, file, pattern or URL.",
     ),
 ]
+NumSamples = Annotated[
+    int | None,
+    typer.Option(
+        "--samples",
+        min=1,
+        metavar="N",
+        help=(
+            "Evaluate a fixed subset of N samples, the same one as `allstep landscape` (default:"
+            " all)."
+        ),
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -68,6 +80,7 @@ def eval_(
     overrides: Overrides = None,
     split: Split = "test",
     data: OtherData = None,
+    samples: NumSamples = None,
     which: WhichWeights = None,
     workers: Workers = None,
     device: Device = "auto",
@@ -75,7 +88,7 @@ def eval_(
     trust: Trust = False,
     launcher: Launcher = None,
 ) -> None:
-    """Evaluate the model of a run on every sample once: loss, accuracy, top-5 accuracy."""
+    """Evaluate the model of a run, each sample once: loss, accuracy, top-5 accuracy."""
     from allstep.cli.torch_import import import_torch
     from allstep.errors import ConfigError
     from allstep.train.config.num_workers import check_num_workers
@@ -86,7 +99,7 @@ def eval_(
         raise ConfigError(f"--part: expected test, validation or train, found {split!r}")
     check_output("--json", json, "JSON")
     name, weights = cast("SplitName", split), checked_which(which)
-    asked = Evaluation(run, name, weights, data, overrides or [], device, trust)
+    asked = Evaluation(run, name, weights, data, overrides or [], device, trust, samples)
     asked.config()
     world = World.detect(launcher)
     if world.launcher == NONE and workers is not None and workers > 1:

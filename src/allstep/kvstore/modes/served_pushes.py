@@ -8,6 +8,8 @@ An update of one slice is atomic. A value that is cut into several slices may be
 updates, on one host too few to matter for asynchronous training; on one host (`each_push`) it never
 is.
 
+Rows of a gradient or of a value cross the links alone (`row_wire`).
+
 **Mode stale** bounds ages slice by slice, on the server (`serving.served_part`). Each push needs a
 pull of its key before it: the server knows the version of a gradient from that pull.
 """
@@ -24,11 +26,13 @@ from allstep.kvstore.links.all_links import Request
 from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
 from allstep.kvstore.memory.slice_locks import ThreadLock
 from allstep.kvstore.modes.key_wire import KeyWire
+from allstep.kvstore.modes.row_wire import push_rows
 from allstep.kvstore.modes.served_values import ServedValues
 from allstep.kvstore.rules.headers import Kind
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.row_updates import Rows, check_rows
 from allstep.kvstore.updates.states_file import Named
 
 
@@ -117,17 +121,16 @@ class ServedPushes(ServedValues):
         for other in outs[1:]:
             other.copy_(outs[0])
 
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        """Send some rows of a gradient."""
+        self._check_optimizer(stored)
+        check_rows(stored, self.chosen)
+        requests = push_rows(stored, self.servers.parts[stored.key], rows)
+        self.servers.run(requests, f"push of key {stored.key!r}")
+
     def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
-        """Return rows of the value; only the slices that contain them are sent."""
-        value = torch.empty(stored.form.numel, dtype=stored.dtype)
-        width = stored.form.numel // stored.shape[0] if stored.form.numel else 0
-        only = [
-            index
-            for index, (start, end) in enumerate(stored.form.spans)
-            if bool(((numbers * width < end) & ((numbers + 1) * width > start)).any())
-        ]
-        self._receive_exact(stored, only, value)
-        return value.view(stored.shape)[numbers]
+        """Return rows of the value; only these are sent."""
+        return self.pulled_rows(stored, numbers)
 
     def _receive_exact(self, stored: StoredKey, indexes: Iterable[int], value: Tensor) -> None:
         """Receive parts of the value as the servers have them."""
@@ -186,11 +189,17 @@ class ServedAges(ServedPushes):
         self._check_age(stored)
         super().pushpull(stored, gradient, outs)
 
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        """Send some rows of a gradient; the servers apply them when the bound allows it."""
+        self._check_age(stored)
+        super().push_rows(stored, rows)
+        self._refused[stored.key] = "it was pushed and not pulled since"
+
     def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
-        """Return rows of the value, which is pulled as a whole, as pushes are."""
-        value = torch.empty(stored.form.numel, dtype=stored.dtype)
-        self.pull(stored, [value])
-        return value.view(stored.shape)[numbers]
+        """Return rows of the value; all parts note that they were read."""
+        found = self.pulled_rows(stored, numbers, visits_all=True)
+        self.has_pulled(stored)
+        return found
 
     def _check_age(self, stored: StoredKey) -> None:
         if why := self._refused[stored.key]:

@@ -18,6 +18,9 @@ does not cross a link loses nothing, and one sum has the bytes of one gradient. 
 belongs to the host, so it is in shared memory: another worker may send the next sum. Pulls are the
 same bytes for all hosts, so their weights stay equal.
 
+Rows of a gradient are added in the same way, and only they are sent: if all workers of the host
+contribute rows, their union; if all hosts do, the servers update these rows only.
+
 A push never waits for another host, so no order of pushes and pulls can block two hosts. A lost
 worker on any host ends the store with PeerLost: the rounds cannot be completed.
 """
@@ -31,10 +34,12 @@ from torch import Tensor
 from allstep.kvstore.memory.key_memory import KeyShape, Slice, StoredKey, tensor_in
 from allstep.kvstore.modes.each_round import EachRound
 from allstep.kvstore.modes.key_wire import KeyWire
+from allstep.kvstore.modes.row_wire import push_rows
 from allstep.kvstore.modes.served_values import ServedValues
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.row_updates import Rows, sum_of_rows
 from allstep.kvstore.updates.states_file import Named
 
 # The number in a worker's line, after those of `each_round`: rounds that it has sent for its host.
@@ -111,6 +116,34 @@ class ServedRounds(ServedValues, EachRound):
         super().push(stored, gradient)
         self._send_if_last(stored, self._round(stored))
 
+    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
+        """Contribute rows to the next round; if all workers of the host have, their sum is sent."""
+        super().push_rows(stored, rows)
+        self._send_if_last(stored, self._round(stored))
+
+    def _begin(self, stored: StoredKey) -> int:
+        """Return the number of this worker's rounds so far, once it may contribute to the next one.
+
+        After a round of rows the value is not received: their owners may need only some of it. The
+        servers let the next contribution of the host wait for the end of the round.
+        """
+        number = self._round(stored)
+        if not self._has_pushed_rows(stored):
+            return super()._begin(stored)
+        self._wait_for_pushes(stored, number)
+        self._send_if_last(stored, number)
+        return number
+
+    def _has_pushed_rows(self, stored: StoredKey) -> bool:
+        return self._rows_in(stored, self.parties.rank) is not None
+
+    def rows(self, stored: StoredKey, numbers: Tensor) -> Tensor:
+        """Return rows after the round of the last push; if that was of rows, only rows are sent."""
+        if not self._has_pushed_rows(stored):
+            return super().rows(stored, numbers)
+        number = self._begin(stored)
+        return self.pulled_rows(stored, numbers, number=number)
+
     def _send_if_last(self, stored: StoredKey, number: int) -> None:
         """Send the sum of the host for a round, unless workers are missing or another has sent it.
 
@@ -135,15 +168,22 @@ class ServedRounds(ServedValues, EachRound):
 
     def _send(self, stored: StoredKey) -> None:
         """Send the sum of all contributions of the host; slices are added as they are sent."""
-        wire = self.wires[stored.key]
-        requests = [
-            wire.push(each.index, partial(self._host_sum, stored, each)) for each in stored.slices
-        ]
+        wire, size = self.wires[stored.key], self.parties.size
+        rows = [self._rows_in(stored, rank) for rank in range(size)]
+        contributed = [each for each in rows if each is not None]
+        if len(contributed) == size:
+            total = sum_of_rows(contributed, 0, stored.form.num_rows)
+            requests = push_rows(stored, self.servers.parts[stored.key], total)
+        else:
+            requests = [
+                wire.push(each.index, partial(self._host_sum, stored, each))
+                for each in stored.slices
+            ]
         self.servers.run(requests, f"push of key {stored.key!r}")
 
     def _host_sum(self, stored: StoredKey, each: Slice) -> Tensor:
         """Return the sum of a slice, in memory that the next one overwrites."""
-        parts = [each.of(own) for own in stored.contributions]
+        parts = [self._part(stored, rank, each) for rank in range(self.parties.size)]
         return parts[0] if len(parts) == 1 else self._sum(parts, stored.dtype)
 
     def _finish(self, stored: StoredKey, number: int, outs: Sequence[Tensor]) -> None:

@@ -1,23 +1,20 @@
 """What all modes with servers do alike: they ask the servers (`store_servers`)."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
 from allstep.kvstore.modes.key_values import Updater
 from allstep.kvstore.modes.key_wire import KeyWire
-from allstep.kvstore.modes.store_servers import (
-    StoreServers,
-    described,
-    refuse_rows,
-    refuse_updater,
-)
+from allstep.kvstore.modes.row_wire import pull_rows
+from allstep.kvstore.modes.store_servers import StoreServers, described, refuse_updater
 from allstep.kvstore.rules.codecs import Codecs
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
-from allstep.kvstore.updates.row_updates import Rows
 from allstep.kvstore.updates.states_file import Expected
 
 
@@ -49,10 +46,6 @@ class ServedValues:
         """Raise UserError."""
         refuse_updater(self.kind, updater)
 
-    def push_rows(self, stored: StoredKey, rows: Rows) -> None:
-        """Raise UserError."""
-        refuse_rows(stored)
-
     def expected_state(self, stored: StoredKey) -> Expected:
         """Return what the state of a key must have."""
         assert self.chosen is not None
@@ -75,6 +68,14 @@ class ServedValues:
         self.servers.set_codecs(codecs)
         self.codecs = codecs
         self.connect(list(self.keys.values()))
+
+    def pulled_rows(self, stored: StoredKey, numbers: Tensor, **how: Any) -> Tensor:
+        """Return rows from the servers. how: as `row_wire.pull_rows`."""
+        out = torch.empty(numbers.numel() * stored.form.width, dtype=stored.dtype)
+        parts = self.servers.parts[stored.key]
+        requests = pull_rows(stored, parts, numbers, out, **how) if out.numel() else []
+        self.servers.run(requests, f"row_sparse_pull of key {stored.key!r}")
+        return out.view(numbers.numel(), *stored.shape[1:])
 
     def connect(self, added: Sequence[StoredKey]) -> None:
         """Prepare to send these keys."""

@@ -28,6 +28,8 @@ from allstep.kvstore.rules.codecs import Codecs
 from allstep.kvstore.rules.headers import Header, Kind
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.placement import PlacedPart, Placement
+from allstep.kvstore.rules.row_span import RowSpan
+from allstep.kvstore.rules.slices import Span
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.imported_class import optimizer_text
 from allstep.kvstore.updates.key_optimizer import StatePlan
@@ -151,7 +153,7 @@ class StoreServers:
 
     def place(self, forms: Sequence[KeyShape]) -> list[KeyShape]:
         """Place new keys; return their forms with the parts as slices."""
-        sizes = {form.key: (form.numel, form.dtype.itemsize) for form in forms}
+        sizes = {form.key: (form.numel, form.dtype.itemsize, form.width) for form in forms}
         placed = self._placement.add(sizes)
         self.parts.update(placed)
         return [
@@ -180,9 +182,8 @@ class StoreServers:
             flat = values[form.key].reshape(-1).contiguous()
             for part in self.parts[form.key]:
                 start, end = part.span
-                is_whole = (start, end) == (0, form.numel)
-                shape = list(form.shape) if is_whole else [end - start]
-                text = json.dumps([form.key, short(form.dtype), shape])
+                shape = _shape_of(form, part.span)
+                text = json.dumps([form.key, short(form.dtype), shape, start, form.width])
                 init, value = Header(Kind.INIT, part.number), Header(Kind.VALUE, part.number)
                 requests.append(Request(part.server, init, text_bytes(text)))
                 requests.append(Request(part.server, value, as_bytes(flat[start:end])))
@@ -237,8 +238,8 @@ class StoreServers:
         found = []
         first_numel = self.parts[stored.key][0].span[1]
         for place, (name, kind, first) in enumerate(parts[0]):
-            is_cut = len(parts) > 1 and first.shape == (first_numel,)
-            value = torch.cat([part[place][2] for part in parts]) if is_cut else first
+            is_cut = len(parts) > 1 and first.dim() > 0 and first.numel() == first_numel
+            value = torch.cat([part[place][2].view(-1) for part in parts]) if is_cut else first
             whole = value.numel() == stored.form.numel
             found.append((name, kind, value.view(stored.shape) if whole else value))
         return found
@@ -308,12 +309,15 @@ def refuse_updater(kind: StoreKind, updater: Updater) -> None:
     )
 
 
-def refuse_rows(stored: StoredKey) -> None:
-    """Raise UserError: servers update dense gradients."""
-    raise UserError(
-        f"push of key {stored.key!r}: the gradient is sparse, and pushes of rows over servers do"
-        " not exist yet; expected a dense gradient (gradient.to_dense())"
-    )
+def _shape_of(form: KeyShape, span: Span) -> list[int]:
+    """Return the shape of a part: of its rows, or of single elements if rows are cut."""
+    start, end = span
+    if span == (0, form.numel):
+        return list(form.shape)
+    if not form.num_rows:
+        return [end - start]
+    width = form.width if RowSpan(start, end, form.width).is_aligned else 1
+    return [(end - start) // width, width]
 
 
 def described(form: KeyShape) -> str:

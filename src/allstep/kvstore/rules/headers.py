@@ -8,12 +8,14 @@ same form and in the order of requests; the others get none, so a push costs one
 ===========  ========================================================  ========================
 request      payload, numbers                                          answer
 ===========  ========================================================  ========================
-init         JSON: key, dtype, shape of the part (`describe_part`)      -
+init         JSON: key, dtype, shape, first element, width of rows     -
 value        the value of a new part                                   -
 push         a gradient (the sum of a host, in mode sync)              -
 pull         a: the round that the value must contain (mode sync); c:  the value; a: version;
              WHOLE, FIRST or DIFFERENCE                                c: what to do with it
 pushpull     a gradient, and as for a pull                             as of a pull
+push_rows    a: number of rows; their numbers, int64, and elements     -
+pull_rows    int64 numbers of rows; a: the round                       their elements; a: version
 codecs       the text of `rules.codecs`                                -
 optimizer    JSON: class and settings                                  -
 state        -                                                         JSON: names and forms
@@ -72,11 +74,14 @@ class Kind(IntEnum):
     WAKE = 15
     BYE = 16
     CODECS = 17
+    PUSH_ROWS = 18
+    PULL_ROWS = 19
 
 
 ANSWERED = frozenset(
     (
         Kind.PULL,
+        Kind.PULL_ROWS,
         Kind.PUSHPULL,
         Kind.STATE,
         Kind.STATE_VALUE,

@@ -16,12 +16,17 @@ less than that                           not
 
 Equal parts leave the servers equal, so the fullest one has at most a twentieth more than the mean.
 
+Parts of a matrix begin and end at rows, unless a row is more than 1/40 of a part, so that a push of
+rows updates whole rows. A matrix of more than 128 MB has about 128 parts and not more, since such a
+push visits all of them.
+
 Keys may come in several calls. `Placement` then counts from what the servers have already, so small
 keys that come one by one fill the servers evenly, too.
 """
 
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heapreplace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from allstep.kvstore.rules.key_lists import Key
@@ -30,6 +35,7 @@ from allstep.kvstore.rules.slices import SLICE_BYTES, Span
 _SHARES = 20
 # Parts start at multiples of this, so that no element is cut.
 _ALIGNED = 64
+_ROWS, _MOST_PARTS = 40, 128
 # Below this, a part costs more than the imbalance that it avoids.
 MIN_PART = 1 << 14
 
@@ -66,13 +72,15 @@ class Placement:
         self.fill = [0] * num_servers
         self._num_parts = 0
 
-    def add(self, sizes: Mapping[Key, tuple[int, int]]) -> dict[Key, list[PlacedPart]]:
+    def add(self, sizes: Mapping[Key, tuple[int, int, int]]) -> dict[Key, list[PlacedPart]]:
         """Place new keys; return the parts of each, in order of their elements.
 
-        sizes: number of elements and bytes of an element, by key.
+        sizes: number of elements, bytes of an element, and elements of a row (1: no matrix), by
+        key.
         """
-        nbytes = {key: numel * itemsize for key, (numel, itemsize) in sizes.items()}
-        servers = place(nbytes, self.num_servers, self.fill, self.is_whole)
+        nbytes = {key: numel * itemsize for key, (numel, itemsize, _) in sizes.items()}
+        rows = {key: itemsize * width for key, (_, itemsize, width) in sizes.items() if width > 1}
+        servers = place(nbytes, self.num_servers, self.fill, self.is_whole, rows)
         found = sorted(
             ((part.start, server, part) for server, parts in enumerate(servers) for part in parts),
             key=lambda each: each[0],
@@ -95,17 +103,23 @@ def place(
     num_servers: int,
     fill: Iterable[int] = (),
     is_whole: bool = False,
+    rows: Mapping[Key, int] = MappingProxyType({}),
 ) -> list[list[Part]]:
     """Return the parts that each server stores. nbytes: the size of each key.
 
-    fill: bytes that each server has already (default: none). is_whole: cut no key.
+    fill: bytes that each server has already (default: none). is_whole: cut no key. rows: bytes of
+    a row of each key that is a matrix.
     """
     fair = sum(nbytes.values()) / num_servers
     step = max(MIN_PART, int(fair / _SHARES) // _ALIGNED * _ALIGNED)
     parts = [
         part
         for key, size in nbytes.items()
-        for part in _parts(key, size, max(1, size) if is_whole else _step(size, num_servers, step))
+        for part in _parts(
+            key,
+            size,
+            max(1, size) if is_whole else _step(size, num_servers, step, rows.get(key, 0)),
+        )
     ]
     # The sort is stable, so every worker computes the same placement.
     parts.sort(key=lambda part: -part.nbytes)
@@ -121,12 +135,17 @@ def place(
     return servers
 
 
-def _step(size: int, num_servers: int, step: int) -> int:
-    """Return the bytes of a part of a key. step: of keys that are too small for equal parts."""
-    if size < num_servers * MIN_PART:
-        return min(step, SLICE_BYTES)
-    num_parts = num_servers * -(-size // (num_servers * SLICE_BYTES))
-    return min(SLICE_BYTES, -(-size // (num_parts * _ALIGNED)) * _ALIGNED)
+def _step(size: int, num_servers: int, step: int, row: int) -> int:
+    """Return the bytes of a part of a key.
+
+    step: of keys that are too small for equal parts. row: bytes of a row of a matrix, else 0.
+    """
+    largest = max(SLICE_BYTES, size // _MOST_PARTS // _ALIGNED * _ALIGNED if row else 0)
+    if size >= num_servers * MIN_PART:
+        num_parts = num_servers * -(-size // (num_servers * largest))
+        step = -(-size // (num_parts * _ALIGNED)) * _ALIGNED
+    step = min(step, largest)
+    return -(-step // row) * row if 0 < row * _ROWS <= step else step
 
 
 def _parts(key: Key, size: int, step: int) -> list[Part]:

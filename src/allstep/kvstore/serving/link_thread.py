@@ -49,6 +49,8 @@ class LinkThread:
             Kind.PUSH: self._push,
             Kind.PULL: self._pull,
             Kind.PUSHPULL: self._pushpull,
+            Kind.PUSH_ROWS: self._push_rows,
+            Kind.PULL_ROWS: self._pull_rows,
             Kind.OPTIMIZER: self._optimizer,
             Kind.CODECS: lambda header: self._served.set_codecs(self._text(header)),
             Kind.STATE: self._state,
@@ -128,7 +130,7 @@ class LinkThread:
         if header.kind not in ANSWERED:
             return
         # The worker waits for as many bytes as it asked for.
-        is_data = header.kind in (Kind.PULL, Kind.PUSHPULL, Kind.STATE_VALUE)
+        is_data = header.kind in (Kind.PULL, Kind.PUSHPULL, Kind.PULL_ROWS, Kind.STATE_VALUE)
         nbytes = header.b if is_data else 0
         answer = Header(Kind.ANSWER, header.part, status=FAILED)
         self._pair.send(answer, torch.empty(nbytes, dtype=torch.uint8))
@@ -164,6 +166,7 @@ class LinkThread:
 
     def _push(self, header: Header) -> None:
         if self._served.is_sync:
+            self._served.wait_for_turn(self._party, header.part)
             self._gradient(header, self._served.room(self._party, header.part))
             self._served.contribute(self._party, header.part)
         else:
@@ -198,6 +201,24 @@ class LinkThread:
     def _pushpull(self, header: Header) -> None:
         self._push(header)
         self._pull(header)
+
+    def _push_rows(self, header: Header) -> None:
+        part = self._served.part(header.part)
+        if self._served.is_sync:
+            self._served.wait_for_turn(self._party, header.part)
+        rows = part.rows_in(self._payload(header), header.a)
+        if self._served.is_sync:
+            self._served.contribute(self._party, header.part, rows)
+        else:
+            self._served.push(self._party, header.part, rows)
+
+    def _pull_rows(self, header: Header) -> None:
+        part = self._served.part(header.part)
+        numbers = self._payload(header).view(torch.int64)
+        if self._served.is_sync:
+            self._served.wait_for_round(header.part, header.a)
+        values, version = part.copy_rows(self._party, numbers)
+        self._answer(header, as_bytes(values), version)
 
     def _scratch_for(self, dtype: torch.dtype, numel: int) -> Tensor:
         """Return memory that the next message overwrites: one is received or sent at a time."""

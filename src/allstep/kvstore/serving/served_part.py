@@ -25,6 +25,7 @@ from allstep.errors import CommError, UserError
 from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
 from allstep.kvstore.memory.slice_locks import ThreadLock
 from allstep.kvstore.rules.gradient_age import NONE, blocker, in_time
+from allstep.kvstore.rules.row_span import RowSpan
 from allstep.kvstore.serving.held_values import HeldValues
 from allstep.kvstore.updates.key_optimizer import (
     KeyOptimizer,
@@ -33,6 +34,7 @@ from allstep.kvstore.updates.key_optimizer import (
     plain_sum,
 )
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.row_updates import Rows, apply_rows, dense_slice, sum_of_rows
 
 # Seconds between two checks of a wait for another party.
 _LOOK_SECONDS = 0.5
@@ -42,11 +44,14 @@ class ServedPart:
     """A part of the value of a key.
 
     form: key, shape and type. num_hosts: that contribute to a round. bound: of the ages in mode
-    stale; None in the others.
+    stale; None in the others. span: which elements of the key it has; default: all.
     """
 
-    def __init__(self, form: KeyShape, num_hosts: int, bound: int | None) -> None:
+    def __init__(
+        self, form: KeyShape, num_hosts: int, bound: int | None, span: RowSpan | None = None
+    ) -> None:
         self.form = form
+        self.span = span or RowSpan(0, form.numel, max(1, form.width))
         memory = memoryview(bytearray(form.place(1, 0).end))
         self.stored = StoredKey(form, memory, lambda _: ThreadLock(), 1)
         self.optimizer: KeyOptimizer | None = None
@@ -54,6 +59,8 @@ class ServedPart:
         self._all = self.stored.slices[0].whole(form.numel)
         self._num_hosts, self._bound = num_hosts, bound
         self._contributions: list[Tensor | None] = [None] * num_hosts
+        # Of hosts that contribute rows to this round.
+        self._rows: dict[int, Rows] = {}
         self._arrived: set[int] = set()
         self._reads: dict[int, int] = {}
         self._held: HeldValues | None = None
@@ -134,28 +141,49 @@ class ServedPart:
             found = self._contributions[host] = torch.empty(self.form.numel, dtype=self.form.dtype)
         return found
 
-    def contribute(self, host: int) -> None:
-        """Count the contribution of a host, which is in its room; the last one updates."""
+    def wait_for_turn(self, host: int, check: Callable[[], None]) -> None:
+        """Wait until the last contribution of a host is used; `check` raises if it cannot be."""
+        with self.changed:
+            while host in self._arrived:
+                check()
+                self.changed.wait(_LOOK_SECONDS)
+
+    def contribute(self, host: int, rows: Rows | None = None) -> None:
+        """Count the contribution of a host: rows, or what is in its room; the last one updates."""
         with self.changed:
             if host in self._arrived:
                 raise CommError(
                     f"push of key {self.form.key!r}: host {host} contributes to a round twice"
                 )
             self._arrived.add(host)
+            if rows is not None:
+                self._rows[host] = rows
             if len(self._arrived) == self._num_hosts:
                 self._arrived.clear()
                 self._update(self._sum())
+                self._rows.clear()
                 self.changed.notify_all()
 
-    def _sum(self) -> Tensor:
+    def _sum(self) -> Tensor | Rows:
+        """Return the sum of the round, in order of hosts: of rows, if no host has more."""
+        if len(self._rows) == self._num_hosts:
+            rows = [self._rows[host] for host in range(self._num_hosts)]
+            return sum_of_rows(rows, 0, self.form.num_rows)
         dtype = self.form.dtype if self.optimizer is None else self.optimizer.plan.dtype
-        first, *others = [part for part in self._contributions if part is not None]
+        first, *others = [self._dense(host) for host in range(self._num_hosts)]
         if not others:
             return first
         total = first.to(dtype, copy=True)
         for part in others:
             total.add_(part)
         return total
+
+    def _dense(self, host: int) -> Tensor:
+        if (rows := self._rows.get(host)) is not None:
+            return dense_slice(rows, self.form.width, 0, self.form.numel)
+        found = self._contributions[host]
+        assert found is not None
+        return found
 
     def wait_for_round(self, number: int, check: Callable[[], None]) -> None:
         """Wait until round `number` is complete; `check` raises if it cannot be."""
@@ -166,7 +194,7 @@ class ServedPart:
 
     # Async and stale
 
-    def push(self, party: int, gradient: Tensor, idle: Callable[[], set[int]]) -> None:
+    def push(self, party: int, gradient: Tensor | Rows, idle: Callable[[], set[int]]) -> None:
         """Apply a gradient, in mode stale once the bound allows it.
 
         idle: the parties that push nothing: lost, or in a barrier.
@@ -199,8 +227,10 @@ class ServedPart:
                 return
             self.changed.wait(_LOOK_SECONDS)
 
-    def _update(self, gradient: Tensor) -> None:
-        if self.optimizer is None:
+    def _update(self, gradient: Tensor | Rows) -> None:
+        if isinstance(gradient, Rows):
+            apply_rows(self.stored, self.optimizer, [self._all], gradient)
+        elif self.optimizer is None:
             self._all.begin()
             plain_sum(self.stored, self._all, gradient)
             self._all.finish()
@@ -218,6 +248,54 @@ class ServedPart:
             if is_held and self._held is not None:
                 self._held.hold(party, to)
             return self.version
+
+    # Rows
+
+    def rows_in(self, payload: Tensor, num_rows: int) -> Rows:
+        """Return the rows of a message as rows of this part. payload: numbers and elements."""
+        numbers = payload[: 8 * num_rows].view(torch.int64)
+        self._check_rows(numbers, num_rows)
+        start, end = self.span.cut(numbers)
+        nbytes = 8 * num_rows + (end - start) * self.form.dtype.itemsize
+        if payload.numel() != nbytes:
+            raise CommError(
+                f"push of key {self.form.key!r}: {num_rows} rows with {payload.numel()} bytes,"
+                f" expected {nbytes}"
+            )
+        places = self._places(numbers)
+        values = payload[8 * num_rows :].view(self.form.dtype)
+        return Rows(places, values.view(places.numel(), self.form.width))
+
+    def _check_rows(self, numbers: Tensor, num_rows: int) -> None:
+        """Raise CommError if these are no rows that have elements here, in increasing order."""
+        is_rising = bool((numbers[1:] > numbers[:-1]).all())
+        if (
+            numbers.numel() != num_rows
+            or not is_rising
+            or self.span.within(numbers)
+            != (
+                0,
+                num_rows,
+            )
+        ):
+            raise CommError(
+                f"key {self.form.key!r}: found rows that part {self.span} does not have"
+            )
+
+    def _places(self, numbers: Tensor) -> Tensor:
+        """Return rows of the key as rows of this part; single elements if it has cut rows."""
+        if self.span.is_aligned:
+            return numbers - self.span.start // self.span.width
+        return self.span.places(numbers)
+
+    def copy_rows(self, party: int, numbers: Tensor) -> tuple[Tensor, int]:
+        """Return the elements of rows between two updates, and the version."""
+        self._check_rows(numbers, numbers.numel())
+        width = self.span.width if self.span.is_aligned else 1
+        with self.changed:
+            self._reads[party] = self.version
+            table = self.stored.flat.view(-1, width)
+            return table.index_select(0, self._places(numbers)).view(-1), self.version
 
     def keep_read(self, party: int, living: Collection[int]) -> bool:
         """Return whether a party may still push the gradient of its last pull; else forget it.

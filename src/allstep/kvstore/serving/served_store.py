@@ -16,11 +16,13 @@ from allstep.kvstore.memory.key_memory import KeyShape, short
 from allstep.kvstore.rules.codecs import Codecs, read_codecs
 from allstep.kvstore.rules.gradient_age import max_age
 from allstep.kvstore.rules.key_lists import Key
+from allstep.kvstore.rules.row_span import RowSpan
 from allstep.kvstore.serving.party_calls import LEFT, LOST, PartyCalls
 from allstep.kvstore.serving.served_part import ServedPart
 from allstep.kvstore.updates.imported_class import imported_optimizer
 from allstep.kvstore.updates.key_optimizer import KeyOptimizer, StatePlan, may_keep_state
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
+from allstep.kvstore.updates.row_updates import Rows
 from allstep.kvstore.updates.states_file import whole_state
 
 
@@ -41,11 +43,13 @@ class ServedStore:
     # Parts: one party calls these while all are in `init` or `set_optimizer`
 
     def add(self, number: int, text: str) -> None:
-        """Make a part: JSON with key, dtype and shape."""
-        key, dtype, shape = json.loads(text)
+        """Make a part: JSON with key, dtype and shape, its first element, the width of rows."""
+        key, dtype, shape, *place = json.loads(text)
         numel = torch.Size(shape).numel()
         form = KeyShape(key, tuple(shape), getattr(torch, dtype), parts=((0, numel),))
-        part = ServedPart(form, self._num_hosts, self._bound)
+        start, width = place or (0, form.width)
+        span = RowSpan(start, start + numel, max(1, width))
+        part = ServedPart(form, self._num_hosts, self._bound, span)
         self.parts[number] = part
         self._encode_pulls(part)
         if self._chosen is not None:
@@ -101,27 +105,39 @@ class ServedStore:
 
     # Pushes and pulls
 
-    def contribute(self, party: int, number: int) -> None:
-        """Count the contribution of a party's host to the round of a part."""
-        self.part(number).contribute(self.announced.hosts[party])
+    def wait_for_turn(self, party: int, number: int) -> None:
+        """Wait until the last contribution of a party's host to a part has become an update."""
+        part = self.part(number)
+        part.wait_for_turn(self.announced.hosts[party], self._check_all(part))
+
+    def contribute(self, party: int, number: int, rows: Rows | None = None) -> None:
+        """Count the contribution of a party's host to the round of a part.
+
+        rows: what it is; None: what is in its room.
+        """
+        self.part(number).contribute(self.announced.hosts[party], rows)
 
     def room(self, party: int, number: int) -> Tensor:
         """Return the memory for that contribution."""
         return self.part(number).room(self.announced.hosts[party])
 
-    def push(self, party: int, number: int, gradient: Tensor) -> None:
+    def push(self, party: int, number: int, gradient: Tensor | Rows) -> None:
         """Apply a gradient."""
         self.part(number).push(party, gradient, self.calls.idle)
 
     def wait_for_round(self, number: int, round_number: int) -> None:
         """Wait for a round of a part; PeerLost if a party is gone, which ends the rounds."""
         part = self.part(number)
+        part.wait_for_round(round_number, self._check_all(part))
+
+    def _check_all(self, part: ServedPart) -> Callable[[], None]:
+        """Return what raises PeerLost if a party is gone."""
 
         def check() -> None:
             if self.calls.gone:
                 raise self.calls.lost(f"pull of key {part.form.key!r}")
 
-        part.wait_for_round(round_number, check)
+        return check
 
     # Calls of all parties
 

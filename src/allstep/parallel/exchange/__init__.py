@@ -7,6 +7,7 @@ bucketed         the common part of AllReduce and Owners: the step, the header, 
 all_reduce       AllReduce: every rank gets the mean of every gradient
 owners           Owners: each rank of a host gets the mean of what it updates (with
                  `shared_parameters`)
+compressed_owners  CompressedOwners: as Owners, and what crosses hosts is encoded
 array_list       ArrayList: arrays of another framework, in place or into memory of our own
 (servers)        planned: a parameter server takes gradients and returns weights (`kvstore`)
 (sharded)        planned: optimizer states distributed over all ranks

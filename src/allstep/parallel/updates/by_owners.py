@@ -38,7 +38,9 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 
 from allstep.comm.group.process_group import AllstepGroup
+from allstep.compression import Codec
 from allstep.errors import UserError
+from allstep.parallel.exchange.compressed_owners import CompressedOwners
 from allstep.parallel.exchange.owner_ranges import ParameterRange
 from allstep.parallel.exchange.owners import Owners
 from allstep.parallel.exchange.parameter_order import Named
@@ -66,11 +68,19 @@ class ByOwners:
 
     `wrapped`: the optimizer's own class. `keeps_undo`: a rank may be lost within its update, which
     is then undone. `one_in_run`: with several hosts, one owner for each element; not in an elastic
-    run, since a host that is lost takes its state along.
+    run, since a host that is lost takes its state along. `codec`: encodes what hosts exchange; only
+    without `one_in_run`.
     """
 
-    def __init__(self, wrapped: type, keeps_undo: bool = False, one_in_run: bool = False) -> None:
+    def __init__(
+        self,
+        wrapped: type,
+        keeps_undo: bool = False,
+        one_in_run: bool = False,
+        codec: Codec | None = None,
+    ) -> None:
         self._wrapped, self._keeps_undo, self._one_in_run = wrapped, keeps_undo, one_in_run
+        self._codec = codec
         self._whole = needs_whole_parameters(wrapped)
         self._sharing: _Sharing | None = None
 
@@ -85,21 +95,19 @@ class ByOwners:
         If they are not shared yet, all ranks call it together and share them.
         """
         if self._sharing is None:
-            each = optimizer._replicas
-            owners = Owners(
-                each.group(),
-                f"{each.key()}/shared",
-                each.named,
-                each.rule,
-                self._whole,
-                each.listener,
-                self._one_in_run,
-            )
+            owners = self._owners(optimizer)
             self._sharing = _Sharing(
                 owners, self._wrapped, optimizer, self._whole, self._keeps_undo
             )
             self.take_state(optimizer)
         return self._sharing
+
+    def _owners(self, optimizer: Replica) -> Owners:
+        each = optimizer._replicas
+        what = each.group(), f"{each.key()}/shared", each.named, each.rule, self._whole
+        if self._codec is not None:
+            return CompressedOwners(*what, self._codec, each.listener)
+        return Owners(*what, each.listener, self._one_in_run)
 
     def start(self, optimizer: Replica) -> None:
         """Share the weights of the host."""

@@ -41,6 +41,38 @@ def _common(config: ResolvedConfig) -> None:
                     f"sync.{name} is for the outer step of DiLoCo, and sync={section.name} has"
                     " none: omit it, or set sync=diloco:32"
                 )
+    if section.codec is not None:
+        _compressed(config)
+
+
+def _compressed(config: ResolvedConfig) -> None:
+    """Check a run that compresses gradients between hosts: the owners of ranges exchange them."""
+    found = f"sync.compress={config.sync.compress}"
+    if config.sync.mode.name != "allreduce":
+        raise ConfigError(
+            f"{found} compresses the gradients that hosts exchange with sync=allreduce, and this"
+            f" run has sync={config.sync.name}: omit one of them"
+        )
+    for is_set, name, why in (
+        (
+            config.share_weights is False,
+            "share_weights=false",
+            "the owner of a range encodes the sum of its host, so its workers share the weights;"
+            " omit share_weights",
+        ),
+        (
+            config.precision == "float16",
+            "precision=float16",
+            "float16 needs whole gradients to detect an overflow; set precision=bfloat16",
+        ),
+        (
+            config.optimizer.noise > 0,
+            "gradient noise",
+            "it needs the whole gradient on each worker; omit optimizer.noise",
+        ),
+    ):
+        if is_set:
+            raise ConfigError(f"{found} and {name} exclude each other: {why}, or sync.compress")
 
 
 def _elastic(section: SyncConfig) -> None:
@@ -63,7 +95,7 @@ def _elastic(section: SyncConfig) -> None:
 
 def synchronous(config: ResolvedConfig) -> ResolvedConfig:
     """Return the config with steps that all workers make together, for a check of single steps."""
-    if config.sync.mode.name in ("allreduce", "server"):
+    if config.sync.mode.name in ("allreduce", "server") and config.sync.codec is None:
         return config
     return config.model_copy(update={"sync": SyncConfig()})
 
@@ -79,7 +111,12 @@ def check_replacements(config: RunConfig) -> None:
 
 
 def check_hosts(config: RunConfig, world: World) -> None:
-    """Raise ConfigError if mode and parties do not fit the hosts of the workers."""
+    """Raise ConfigError if mode, parties and compression do not fit the hosts of the workers."""
+    if config.sync.codec is not None and world.local_size == world.size:
+        raise ConfigError(
+            f"sync.compress={config.sync.compress} compresses what crosses hosts, and this run has"
+            " one host, where workers share memory: omit it, or start workers on several hosts"
+        )
     is_single = config.sync.parties == "hosts" and world.local_size == world.size > 1
     if is_single and config.sync.name not in ("allreduce", "server"):
         raise ConfigError(

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from allstep.compression import Codec, codec_from
+from allstep.compression.codec_text import NONE
 from allstep.errors import ConfigError
 from allstep.parallel.sync_mode import SyncMode, sync_mode
 from allstep.train.config.number_types import Decay, Positive
@@ -29,6 +31,16 @@ def _known(text: str) -> str:
         raise PydanticCustomError("sync", "{expected}", {"expected": expected}) from error
 
 
+def _codec(text: str) -> str:
+    try:
+        codec = codec_from(text)
+    except ConfigError as error:
+        reason = str(error).partition(": ")[2]
+        expected = f"a codec such as bf16 or 2bit ({reason})"
+        raise PydanticCustomError("compress", "{expected}", {"expected": expected}) from error
+    return NONE if codec is None else codec.text
+
+
 class SyncConfig(Section):
     """When parties exchange what they have learned, and how."""
 
@@ -41,8 +53,9 @@ class SyncConfig(Section):
     correct: Literal["none", "lr", "delay"] = "none"
     """Correction for stale gradients: divide the learning rate by the staleness, or estimate the
     gradient at the present weights (DC-ASGD)."""
-    compress: str = "none"
-    """How gradients are compressed between hosts."""
+    compress: Annotated[str, AfterValidator(_codec)] = "none"
+    """How gradients are compressed between hosts with sync=allreduce: bf16, fp16, int8, 2bit,
+    2bit:t, 1bit, topk:P% or powersgd:r."""
     scale: bool = True
     """Whether the learning rate of a push is multiplied by its samples / batch."""
     outer_lr: Positive | None = None
@@ -61,3 +74,8 @@ class SyncConfig(Section):
     def mode(self) -> SyncMode:
         """The mode that `name` names."""
         return sync_mode(self.name)
+
+    @property
+    def codec(self) -> Codec | None:
+        """The codec that `compress` names; None for "none"."""
+        return codec_from(self.compress)

@@ -35,6 +35,8 @@ class Evaluation:
     device: str = "auto"
     trust: bool = False
     """Execute the model code that the run folder names, even without a proof of its origin."""
+    num_samples: int | None = None
+    """Size of a fixed subset, chosen by `data.split_seed`, to evaluate; None for all samples."""
 
     def config(self) -> RunConfig:
         """Return the run's config with the changes.

@@ -243,8 +243,8 @@ def seconds_since_launch(env: Mapping[str, str] | None = None) -> float:
     return max(0.0, passed)
 
 
-def parse_time(text: str) -> float:
-    """Return the seconds of a time such as 90, 90s, 15m, 1h30m or 1.5h.
+def parse_time(text: str, option: str = "--max-time") -> float:
+    """Return the seconds of a time such as 90, 90s, 15m, 1h30m or 1.5h; `option` is for the error.
 
     Slurm's formats are accepted, too: 30:00 (minutes), 1:30:00, 1-12 (days, hours), 1-12:00:00. A
     bare number is seconds (in Slurm: minutes). Raise ConfigError for other texts.
@@ -252,7 +252,7 @@ def parse_time(text: str) -> float:
     seconds = _parse(text.strip())
     if seconds is None or not 0 < seconds < float("inf"):
         raise ConfigError(
-            f"--max-time {text!r} is not a time above 0: write 90 (seconds), 15m, 1h30m or 1:30:00"
+            f"{option} {text!r} is not a time above 0: write 90 (seconds), 15m, 1h30m or 1:30:00"
         )
     return seconds
 

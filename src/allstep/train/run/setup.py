@@ -108,6 +108,7 @@ def make_job(
             *splits.notes,
             *made.notes,
             *build.outer_note(replicated),
+            *build.compress_note(config, snapshot is not None),
             *filter(None, [note(config)]),
             *notes(config, world.size, num_train),
             *pushing.unused_servers(config),
@@ -134,9 +135,9 @@ def _distributed(
         # Each party's gradients are its own.
         world = World.alone()
     averaging = build.make_averaging(config, model, optimizer, is_elastic)
-    serves = config.sync.mode.name == "server"
+    serves, codec = config.sync.mode.name == "server", config.sync.codec
     made = build.distribute(
-        model, optimizer, world, config.accumulation, share, is_elastic, averaging, serves
+        model, optimizer, world, config.accumulation, share, is_elastic, averaging, serves, codec
     )
     return share, made
 

@@ -11,7 +11,7 @@ samples are not a score. The model is in evaluation mode during the evaluation; 
 its modules returns to its previous mode. An error in the data of one rank ends all ranks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -71,6 +71,22 @@ def evaluate(
     if num_cut:
         raise Interrupted
     return mine.with_sums(total).score()
+
+
+@torch.no_grad()
+def tally_alone(
+    model: nn.Module, batches: Iterable[Batch], to_input: ToInput, task: Task, *, flip: bool = False
+) -> Tally:
+    """Return the sums over `batches` on this rank alone, with a model in evaluation mode.
+
+    One rank that has all batches of an `evaluate` gets the same bits. The targets are not checked.
+    """
+    tally = task.tally()
+    for batch in batches:
+        logits = outputs(model, to_input(batch.data), flip)
+        target = batch.target.to(logits.device)
+        tally.add(task.loss_sum(logits, target), logits, target)
+    return tally
 
 
 def outputs(model: nn.Module, images: torch.Tensor, flip: bool = False) -> torch.Tensor:

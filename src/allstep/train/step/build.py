@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from allstep import norm, optim
 from allstep.comm.group.init import at_shutdown, group_for, host_group_for, num_hosts
 from allstep.comm.group.process_group import AllstepGroup
+from allstep.compression import Codec
 from allstep.data import Batch
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
@@ -153,7 +154,8 @@ def shares_weights(
 ) -> bool:
     """Return whether the workers of a host share one copy of the weights.
 
-    With `sync=server` they do, since the owner of a slice is its server. In an elastic run only if
+    With `sync=server` they do, since the owner of a slice is its server, and with `sync.compress`,
+    since the owner of a range encodes it. In an elastic run only if
     requested, because each update then makes an undo copy; a world of one worker shares nothing,
     but the next one may be larger.
     """
@@ -162,6 +164,13 @@ def shares_weights(
         return world.size > 1 or is_elastic
     if mode.averages_weights or not mode.has_equal_steps:
         return False
+    if config.sync.codec is not None:
+        if device.type != "cpu":
+            raise ConfigError(
+                f"sync.compress={config.sync.compress} works on CPUs only so far, and this run"
+                f" computes on {device.type}: set device=cpu, or omit sync.compress"
+            )
+        return True
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
             "share_weights=true and precision=float16 exclude each other: float16 needs whole"
@@ -187,13 +196,15 @@ def distribute(
     is_elastic: bool = False,
     averaging: Averaging | None = None,
     serves: bool = False,
+    codec: Codec | None = None,
 ) -> ReplicatedOptimizer:
     """Return `optimizer` with gradients reduced over all ranks. A collective.
 
     `num_micro_batches` is the number of backward passes per step. `share` lets the workers of a
     host share one copy of the weights; if `is_elastic`, with an undo copy. `averaging` averages
     weights at intervals instead of gradients. `serves`: each weight has one owner in the run; in an
-    elastic run one on each host, so that a lost host takes no state along.
+    elastic run one on each host, so that a lost host takes no state along. `codec`: encodes what
+    hosts exchange, if weights are shared.
     """
     named = [
         Named(name, parameter)
@@ -214,7 +225,8 @@ def distribute(
     )
     update: Update | None = averaging
     if share:
-        update = ByOwners(type(optimizer), is_elastic, one_in_run=serves and not is_elastic)
+        one_in_run = serves and not is_elastic
+        update = ByOwners(type(optimizer), is_elastic, one_in_run, codec)
     made = replicate(optimizer, replicas, world.size, update)
     at_shutdown(made.close)
     return made
@@ -257,6 +269,15 @@ def outer_note(optimizer: ReplicatedOptimizer) -> list[str]:
         return []
     outer = update.outer
     return [f"outer step of DiLoCo: lr {outer.lr:g}, Nesterov momentum {outer.momentum:g}"]
+
+
+def compress_note(config: RunConfig, is_resumed: bool) -> list[str]:
+    """Return a note on what `sync.compress` does in a run."""
+    if config.sync.codec is None:
+        return []
+    text = f"sync.compress={config.sync.compress}: the sums that hosts exchange are encoded"
+    lost = "; what was not sent before the checkpoint is lost" if is_resumed else ""
+    return [text + lost]
 
 
 def attach(optimizer: ReplicatedOptimizer, world: World, reduces: bool = True) -> None:
