@@ -18,7 +18,8 @@ from allstep.data.packing.pack import pack
 from allstep.data.packing.shard_plan import Options
 from allstep.errors import ConfigError, DataError
 from allstep.train import read_config
-from allstep.train.config.run_config import DataConfig, RunConfig
+from allstep.train.config.data_config import DataConfig
+from allstep.train.config.run_config import RunConfig
 from allstep.train.folder.claim import claim_folder
 from allstep.train.folder.existing_run import Evaluation
 from allstep.train.input.splits import Splits, open_splits

@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from allstep.train.config.run_config import DataConfig, OptimizerConfig, ResolvedConfig, RunConfig
+from allstep.train.config.data_config import DataConfig
+from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.watch.events import Opening, Progress
 from allstep.world import World
 

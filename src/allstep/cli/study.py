@@ -3,29 +3,18 @@
 After an interruption, the same command resumes the study.
 """
 
-import shlex
-import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from allstep.cli.numbers import MOST, between
 from allstep.cli.options import DataFolder, Trust
-from allstep.console.escape import escaped, print_notice
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from allstep.study import Study, StudyFolder
-    from allstep.study.findings import Findings
-    from allstep.study.trial import Results
-    from allstep.train import RunConfig
+from allstep.cli.study_run import Runs, begin, run
 
 study = typer.Typer(
     name="study",
-    help="Answer a question with many runs: how large a batch can be, which mode of sync pays.",
+    help="Answer a question with many runs: how large a batch can be, how much data a goal needs.",
     no_args_is_help=True,
 )
 
@@ -143,6 +132,36 @@ NumSeeds = Annotated[
     int, typer.Option("--seeds", min=1, max=1000, help="Number of seeds of each mode and fault.")
 ]
 
+# data
+
+Sizes = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "Parts of the training split to train on: fractions or numbers of samples; ..."
+            " continues the two before it."
+        )
+    ),
+]
+NumDataSeeds = Annotated[
+    int, typer.Option("--seeds", min=1, max=1000, help="Number of runs of each size.")
+]
+DataEpochs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help=(
+            "Epochs of the whole split (default: the recipe's), which set the updates of every run."
+        ),
+    ),
+]
+DataGoal = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, max=1.0, help="Validation accuracy; the study states how much data it needs."
+    ),
+]
+
 
 @study.command()
 def batch(
@@ -161,20 +180,18 @@ def batch(
     trust: Trust = False,
 ) -> None:
     """Compare the accuracy of batches and remedies after the same number of epochs."""
-    from allstep.study import StudyFolder
     from allstep.study.batch.remedies import chosen
     from allstep.study.batch.study import SET, BatchGrid, parse_batches, parse_seeds
     from allstep.study.batch.table import BatchTable
-    from allstep.study.train_trial import check_data, found, refuse_overrides
+    from allstep.study.train_trial import check_data
 
-    recipe, overrides = _split(arguments, trust)
-    refuse_overrides(overrides, SET)
-    config, named = found(recipe, overrides, data)
+    begun = begin(arguments, trust, SET, data)
+    config = begun.config
     tried = chosen([name.strip() for name in remedies.split(",") if name.strip()], remedy or [])
     sizes = parse_batches(batches)
     asked = BatchGrid(
-        recipe=recipe,
-        overrides=(*named, *overrides),
+        recipe=begun.recipe,
+        overrides=begun.overrides,
         base_batch=config.optimizer.base_batch,
         epochs=epochs or config.epochs,
         goal=goal,
@@ -183,11 +200,7 @@ def batch(
     )
     asked.study()
     check_data(config, sizes)
-    folder = StudyFolder(out or _default_folder(recipe, "batch"))
-    asked = replace(asked, precision=_one_precision(config, folder))
-    _answer(
-        asked.study(), lambda results: BatchTable(asked, results), folder, jobs, retry, estimate
-    )
+    run(asked, BatchTable, "batch", begun, Runs(out, jobs, retry, estimate))
 
 
 @study.command()
@@ -209,19 +222,17 @@ def updates(
 
     The table compares the counts with the published shape of that curve.
     """
-    from allstep.study import StudyFolder
     from allstep.study.batch.study import parse_batches
-    from allstep.study.train_trial import check_data, found, refuse_overrides
+    from allstep.study.train_trial import check_data
     from allstep.study.updates.study import SET, UpdatesSearch
     from allstep.study.updates.table import UpdatesTable
 
-    recipe, overrides = _split(arguments, trust)
-    refuse_overrides(overrides, SET)
-    config, named = found(recipe, overrides, data)
+    begun = begin(arguments, trust, SET, data)
+    config = begun.config
     sizes = parse_batches(batches)
     asked = UpdatesSearch(
-        recipe=recipe,
-        overrides=(*named, *overrides),
+        recipe=begun.recipe,
+        overrides=begun.overrides,
         lr=config.optimizer.lr,
         base_batch=config.optimizer.base_batch,
         batches=tuple(sizes),
@@ -235,11 +246,7 @@ def updates(
     # Report errors in the first runs before a study folder exists.
     asked.study().wanted({})
     check_data(config, sizes)
-    folder = StudyFolder(out or _default_folder(recipe, "updates"))
-    asked = replace(asked, precision=_one_precision(config, folder))
-    _answer(
-        asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate
-    )
+    run(asked, UpdatesTable, "updates", begun, Runs(out, jobs, retry, estimate))
 
 
 @study.command()
@@ -260,22 +267,19 @@ def sync(
 ) -> None:
     """Compare accuracy, throughput and time to a goal of modes between sync and async."""
     from allstep.machine import allowed_cores
-    from allstep.study import StudyFolder
     from allstep.study.sync.modes import parse_faults, parse_modes
     from allstep.study.sync.study import SET, SyncGrid
     from allstep.study.sync.table import SyncTable
-    from allstep.study.train_trial import check_data, found, refuse_overrides
+    from allstep.study.train_trial import check_data
 
-    recipe, overrides = _split(arguments, trust)
-    refuse_overrides(overrides, SET)
-    tried, faulty = parse_modes(modes), parse_faults(faults)
-    config, named = found(recipe, overrides, data)
+    begun = begin(arguments, trust, SET, data)
+    config = begun.config
     batch = config.resolved(parties).batch
     asked = SyncGrid(
-        recipe=recipe,
-        overrides=(*named, *overrides),
-        modes=tried,
-        faults=faulty,
+        recipe=begun.recipe,
+        overrides=begun.overrides,
+        modes=parse_modes(modes),
+        faults=parse_faults(faults),
         parties=parties,
         seeds=seeds,
         epochs=epochs or config.epochs,
@@ -284,109 +288,45 @@ def sync(
     )
     asked.study()
     check_data(config, [batch])
-    folder = StudyFolder(out or _default_folder(recipe, "sync"))
-    asked = replace(asked, precision=_one_precision(config, folder))
     lanes = jobs or max(1, allowed_cores() // parties)
-    _answer(
-        asked.study(), lambda results: SyncTable(asked, results), folder, lanes, retry, estimate
-    )
+    run(asked, SyncTable, "sync", begun, Runs(out, lanes, retry, estimate))
 
 
-def _split(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
-    """Return the recipe or config file, and the KEY=VALUE overrides with trust=true for --trust."""
-    from allstep.errors import ConfigError
-    from allstep.train.config.read_config import split_arguments
-
-    sources, overrides = split_arguments(arguments)
-    if len(sources) != 1:
-        found = ", ".join(map(repr, sources)) or "none"
-        raise ConfigError(
-            f"expected one recipe or config file, found {found}; set config keys with KEY=VALUE"
-        )
-    return sources[0], [*overrides, "trust=true"] if trust else overrides
-
-
-def _default_folder(recipe: str, question: str) -> Path:
-    """Return the default study folder. Its name has no time, so the same command finds it again."""
-    return Path("studies") / f"{Path(recipe).stem}-{question}"
-
-
-def _one_precision(config: "RunConfig", folder: "StudyFolder") -> str | None:
-    """Return the precision for every run, or None if the recipe sets one.
-
-    Print a line with the precision that was chosen for this machine.
-    """
-    from allstep.study.one_precision import one_precision
-
-    precision = one_precision(config, folder)
-    if precision is None:
-        return None
-    print_notice(str(precision))
-    return precision.name
-
-
-def _answer(
-    asked: "Study",
-    findings: "Callable[[Results], Findings]",
-    folder: "StudyFolder",
-    jobs: int | None,
-    retry: bool,
-    estimate: bool,
+@study.command("data")
+def learning_curve(
+    arguments: Arguments,
+    sizes: Sizes = "1/64,1/32,...,1",
+    seeds: NumDataSeeds = 1,
+    epochs: DataEpochs = None,
+    goal: DataGoal = None,
+    out: Out = None,
+    data: DataFolder = None,
+    jobs: Jobs = None,
+    retry: Retry = False,
+    estimate: Estimate = False,
+    trust: Trust = False,
 ) -> None:
-    """Run the study, then write and print its findings, also after an interruption.
+    """Fit the error by the number of training samples, and predict it for more data.
 
-    Exit with 130 after Ctrl-C, with RESUBMIT if runs stopped early and saved, with 1 if
-    a run failed without having diverged. `jobs` is the number of simultaneous runs (default: one
-    per core). With `estimate`, stop once the remaining time is known.
+    All sizes are trained for the same number of updates.
     """
-    from allstep.launch import RESUBMIT
-    from allstep.machine import allowed_cores
-    from allstep.study import run
-    from allstep.study.display import shown
-    from allstep.study.findings import write_findings
-    from allstep.study.results import has_diverged
-    from allstep.study.runner import collect
+    from allstep.study.data.sizes import parse_sizes
+    from allstep.study.data.study import SET, DataGrid, check_growth
+    from allstep.study.data.table import DataTable
+    from allstep.study.train_trial import num_training_samples
 
-    lanes, interrupted = jobs or allowed_cores(), False
-    try:
-        with shown(lanes) as callback:
-            results = run(
-                asked,
-                folder,
-                lanes,
-                callback,
-                lambda state: estimate and state.seconds_left is not None,
-                retry,
-            )
-    except KeyboardInterrupt:
-        interrupted, results = True, collect(asked, folder)
-    if not estimate:
-        command = shlex.join(["allstep", *sys.argv[1:]])
-        page = write_findings(folder, findings(results), results, command)
-        print(escaped(page, keep="\n"))
-        _report_failures(results)
-    if interrupted:
-        print(
-            f"interrupted after {len(results)} runs have ended; the same command resumes",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130)
-    if not estimate and (
-        left := [trial.name for trial in asked.wanted(results) if trial.name not in results]
-    ):
-        print(
-            f"stopped early and saved: {', '.join(left)}; the same command resumes",
-            file=sys.stderr,
-        )
-        raise typer.Exit(RESUBMIT)
-    if any(
-        outcome.status == "failed" and not has_diverged(outcome) for outcome in results.values()
-    ):
-        raise typer.Exit(1)
-
-
-def _report_failures(results: "Results") -> None:
-    """Print the number of failed runs to standard error, if there are any."""
-    num_failed = sum(outcome.status == "failed" for outcome in results.values())
-    if num_failed:
-        print(f"{num_failed} of {len(results)} runs failed; --retry repeats them", file=sys.stderr)
+    given = [] if epochs is None else [f"epochs={epochs}"]
+    begun = begin([*arguments, *given], trust, SET, data)
+    check_growth(begun.config)
+    whole = num_training_samples(begun.config)
+    asked = DataGrid(
+        recipe=begun.recipe,
+        overrides=begun.overrides,
+        config=begun.config,
+        whole=whole,
+        sizes=tuple(parse_sizes(sizes, whole, begun.config.resolved(1).batch)),
+        seeds=seeds,
+        goal=goal,
+    )
+    asked.study()
+    run(asked, DataTable, "data", begun, Runs(out, jobs, retry, estimate))

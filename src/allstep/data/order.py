@@ -15,6 +15,9 @@ of bits, but at least 2, so 2^b < 2n from n = 3 on: on average a number takes at
 permutation. It has a seed of its own, so that runs with different seeds train and validate on the
 same samples.
 
+**A part of the training split.** `some_first` chooses its samples by a third permutation, with the
+seed of the splits: of two parts, the smaller one is a subset of the larger.
+
 **The batches.** `spans` cuts a run into global batches. None spans two epochs, so the last batch of
 an epoch may be smaller.
 
@@ -169,6 +172,11 @@ def held_out(n: int, validation: int, split_seed: int) -> Numbers:
     """Return the numbers, among all n, of the `validation` samples that are held out."""
     _check_split(n, validation)
     return permute(np.arange(n - validation, n), n, "split", split_seed)
+
+
+def some_first(count: int, n: int, split_seed: int) -> Numbers:
+    """Return, in rising order, the numbers of `count` of n samples; fewer would be among them."""
+    return np.sort(permute(np.arange(count), n, "use", split_seed))
 
 
 def default_validation(n: int) -> int:

@@ -255,6 +255,7 @@ class KVStore:
         chosen = self._optimizer("save_optimizer_states")
         states = {key: self._values.state(stored) for key, stored in self._values.keys.items()}
         write_states(Path(fname), chosen, states)
+        self._values.note_states_file(Path(fname).absolute())
 
     def load_optimizer_states(self, fname: str | Path) -> None:
         """Read the optimizer's state from the file `fname`; all workers call it together."""
@@ -263,6 +264,7 @@ class KVStore:
         expected = {key: values.expected_state(stored) for key, stored in values.keys.items()}
         check_states(path, expected, states)
         values.put_states(states)
+        values.note_states_file(path.absolute())
 
     def _optimizer(self, call: str) -> OptimizerClass:
         self._check_open()

@@ -79,13 +79,18 @@ def _recorded_divergence(record: RunRecord) -> bool:
 
 def reached(record: RunRecord, batch: int, goal: float) -> Reached | None:
     """Return when the validation accuracy was first at least `goal`; None if it never was."""
-    for line in kept(_evaluations(record, "validation")):
+    for line in validations(record):
         if line["accuracy"] >= goal:
             samples = int(line["samples"])
             return Reached(
                 samples, num_updates(record, samples, batch), _training_seconds(record, samples)
             )
     return None
+
+
+def validations(record: RunRecord) -> list[Fields]:
+    """Return the evaluations on the validation split, each once, in order."""
+    return kept(_evaluations(record, "validation"))
 
 
 def num_updates(record: RunRecord, samples: int, batch: int) -> int:

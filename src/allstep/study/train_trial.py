@@ -88,6 +88,15 @@ def check_data(config: RunConfig, batches: Sequence[int]) -> None:
     check_batch(largest.resolved(1), len(check(Prepared(smallest)).train))
 
 
+def num_training_samples(config: RunConfig) -> int:
+    """Open the data, as every run will, and return its training samples, without `data.use`.
+
+    Raise an error for bad data, or for a batch that is too large for it.
+    """
+    section = config.data.model_copy(update={"use": None})
+    return len(check(Prepared(config.model_copy(update={"data": section}))).train)
+
+
 def refuse_overrides(overrides: Sequence[str], own: Mapping[str, str]) -> None:
     """Raise ConfigError for a key that the study itself sets in each run: it would have no effect.
 

@@ -12,7 +12,7 @@ from allstep.data.packing.pack import pack
 from allstep.data.packing.shard_plan import Options
 from allstep.data.sources.tfrecord.example import decode
 from allstep.errors import DataError
-from allstep.train.config.run_config import DataConfig
+from allstep.train.config.data_config import DataConfig
 from allstep.train.input.classes import class_names
 from support.image_folders import aged, encoded
 from support.tfrecord_files import read_records

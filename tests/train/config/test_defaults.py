@@ -53,6 +53,7 @@ DEFAULTS: dict[str, Any] = {
         "validation": None,
         "test": None,
         "split_seed": 0,
+        "use": None,
         "augment": "none",
         "prepare": "none",
         "mix": "none",

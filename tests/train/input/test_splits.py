@@ -3,10 +3,12 @@ numpy, batches against the images they hold.
 """
 
 import io
+import math
 import subprocess
 import sys
 import tarfile
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ from allstep.data.packing.pack import pack
 from allstep.data.packing.shard_plan import Options
 from allstep.data.sources import cifar, idx
 from allstep.errors import ConfigError, DataError, UserError
-from allstep.train.config.run_config import DataConfig, RunConfig
-from allstep.train.input.hold_out import hold_out
+from allstep.train.config.data_config import DataConfig
+from allstep.train.config.run_config import RunConfig
+from allstep.train.input.hold_out import hold_out, use_part
 from allstep.train.input.images import _check_label
 from allstep.train.input.loaders import make_sample_loader
 from allstep.train.input.open_sources import Sources
@@ -120,6 +123,57 @@ class TestParts:
         again = hold_out(section, Sources("", "", source, None, source if own_test else None))
         assert all(np.array_equal(a.numbers, b.numbers) for a, b in zip(three, again, strict=True))  # type: ignore[arg-type]
 
+    @given(
+        n=st.integers(4, 300),
+        parts=st.tuples(*2 * [st.fractions(Fraction(1, 400), 1, max_denominator=10**6)]),
+        own=st.booleans(),
+        seed=st.integers(0, 9),
+    )
+    def test_a_smaller_part_is_in_a_larger_one_and_the_other_splits_stay(
+        self, n: int, parts: tuple[Fraction, Fraction], own: bool, seed: int
+    ) -> None:
+        """Reference: sets. Parts are given as fractions and as counts; all is the split itself."""
+        source = ArraySource(np.zeros((n, 2, 2), np.uint8), np.zeros(n, np.int64))
+        section = DataConfig(name="mine", split_seed=seed)
+        other = source if own else None
+        whole, *others = hold_out(section, Sources("", "", source, other, other))
+        found = []
+        for part in sorted(parts):
+            count = math.floor(part * whole.num_samples)
+            if count == 0:
+                with pytest.raises(ConfigError, match="at least one"):
+                    use_part(section.model_copy(update={"use": str(part)}), whole)
+                return
+            used = use_part(section.model_copy(update={"use": str(part) if part < 1 else 1}), whole)
+            assert used.num_samples == count
+            found.append(set(range(n) if used.numbers is None else used.numbers.tolist()))
+            assert len(found[-1]) == count
+            if count > 1:
+                by_count = use_part(section.model_copy(update={"use": count}), whole)
+                assert np.array_equal(by_count.numbers, used.numbers)  # type: ignore[arg-type]
+        everything = set(range(n) if whole.numbers is None else whole.numbers.tolist())
+        assert found[0] <= found[1] <= everything
+        assert use_part(section.model_copy(update={"use": 1}), whole) is whole
+        again = hold_out(
+            section.model_copy(update={"use": 2}), Sources("", "", source, other, other)
+        )
+        for a, b in zip(others, again[1:], strict=True):
+            assert np.array_equal(a.numbers, b.numbers)  # type: ignore[arg-type]
+
+    def test_a_part_of_a_named_set(self) -> None:
+        """1/64 is exact, and 0.1 is a tenth: in floating-point 0.1 * 1294 and 0.7 * 10 are not."""
+        whole = opened(name="digits")
+        sizes = {"1/64": 20, 0.1: 129, 0.5: 647, 500: 500, 1294: 1294, 1: 1294, None: 1294}
+        for use, count in sizes.items():
+            splits = opened(name="digits", use=use)
+            assert (len(splits.train), splits.num_unused) == (count, 1294 - count)
+            assert numbers(splits)[1:] == numbers(whole)[1:]
+        assert numbers(opened(name="digits", use=1294)) == numbers(whole)
+        # a sample of the set, not its first images: all classes within 20
+        few = opened(name="digits", use=20)
+        assert few.train.numbers is not None
+        assert len(set(few.train.source.targets()[few.train.numbers].tolist())) >= 7
+
     def test_the_test_split_is_as_large_as_the_validation_split_by_default(self) -> None:
         splits = opened(train="synthetic:200x8x8", num_classes=3)
         assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [
@@ -177,7 +231,8 @@ class TestParts:
     @pytest.mark.usefixtures("processes")
     def test_the_launching_process_needs_no_torch(self) -> None:
         code = (
-            "import sys\nfrom allstep.train.config.run_config import DataConfig, RunConfig\nfrom"
+            "import sys\nfrom allstep.train.config.data_config import DataConfig\nfrom"
+            " allstep.train.config.run_config import RunConfig\nfrom"
             " allstep.train.input.splits import open_splits\ndata = DataConfig(name='mine',"
             " train='synthetic:50x16x16', num_classes=3, augment='Flip()',"
             " mix='Mixup(0.2)')\nassert open_splits(RunConfig(recipe='mine', data=data)).shape =="
@@ -381,6 +436,24 @@ class TestLoaders:
                 torch.cat([batch.data for batch in whole]),
                 torch.cat([batch.data for batch in joined]),
             )
+
+    @pytest.mark.parametrize("size", [1, 2, 3])
+    def test_any_number_of_ranks_reads_each_sample_of_a_part_once(
+        self, tmp_path: Path, size: int
+    ) -> None:
+        """From any position: a run that resumes with other workers continues the same order."""
+        made = config(batch=64, name="digits", use="1/5")
+        part = open_splits(made).train.numbers
+        assert part is not None and len(part) == 258
+        alone = self.loaders(tmp_path, made)["train"]
+        order_of_one = np.concatenate([batch.samples for batch in alone.batches(0, 516)])
+        assert sorted(order_of_one[:258].tolist()) == sorted(part.tolist())
+        read = []
+        for world in places(["here"] * size):
+            loader = self.loaders(tmp_path / str(world.rank), made, world)["train"]
+            read.append([batch.samples for batch in loader.batches(128, 516)])
+        joined = np.concatenate([share for step in zip(*read, strict=True) for share in step])
+        assert joined.tolist() == order_of_one[128:].tolist()
 
     def test_evaluation_sees_images_as_they_are_and_in_their_order(self, tmp_path: Path) -> None:
         made = config(name="digits", augment="PadAndCrop(8, pad=2)")

@@ -165,6 +165,11 @@ def test_the_banner_shows_what_runs_where() -> None:
     ]
 
 
+def test_the_banner_shows_how_many_samples_are_not_used() -> None:
+    (line,) = [value for name, value in banner(opening(num_unused=294)) if name == "data"]
+    assert line == "8x8 digits: 1,000 train (294 unused), 143 validation, 360 test, from /d"
+
+
 def test_the_banner_shows_the_cost_of_shared_weights_in_an_elastic_run() -> None:
     lines = dict(banner(opening(share_weights=True, undo_nbytes=244_403_360)))
     expected = (

@@ -44,6 +44,22 @@ def call_in_thread(act: Callable[[], Any], check: Callable[[], None]) -> Any:
     return call.result()
 
 
+def begin_call(act: Callable[[], Any]) -> tuple[CallThread, Any]:
+    """Run `act` in a helper thread; return the thread and the call, for a caller that waits itself.
+
+    Pass the thread to `reuse` once the call has ended; a thread that is stuck is abandoned.
+    """
+    if torch.is_inference_mode_enabled():
+        act = torch.inference_mode()(act)
+    thread = _free_thread()
+    return thread, thread.start(act)
+
+
+def reuse(thread: CallThread) -> None:
+    """Keep a thread whose call has ended for further calls."""
+    _idle.append(thread)
+
+
 def dismiss() -> None:
     """End the idle threads."""
     while _idle:

@@ -13,6 +13,7 @@ from allstep.comm.join.launcher_store import collect
 from allstep.errors import CommError, PeerLost
 from allstep.kvstore.links.all_links import Links
 from allstep.kvstore.links.announced import Announced, announce, up_key
+from allstep.kvstore.links.loss_log import LossLog
 from allstep.kvstore.links.own_server import OwnServer, own_server
 from allstep.kvstore.links.pair import Pair
 from allstep.kvstore.memory.bounded_wait import BoundedWait, Others
@@ -59,6 +60,7 @@ def connected(joined: Joined, kind: StoreKind, num_started: int, others: Others)
         for announced, host in zip(stores, where, strict=True)
     ]
     links = Links(pairs, where, others)
+    links.log = LossLog(fresh, rank, len(names), others.limits.lost)
     if own is not None:
         own.links.add(links)
     return links

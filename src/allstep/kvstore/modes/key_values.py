@@ -1,6 +1,7 @@
 """The protocol behind a store: values by key, which a mode changes in its own way."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -59,6 +60,9 @@ class KeyValues(Protocol):
 
     def put_states(self, states: Mapping[Key, Mapping[str, Tensor]]) -> None:
         """Set the state of keys. All workers call this together."""
+
+    def note_states_file(self, file: Path) -> None:
+        """Note where the states of the optimizer have been saved, or were loaded from."""
 
     def set_codecs(self, codecs: Codecs) -> None:
         """Encode what is sent from now on. All workers call this together, with the same codecs."""

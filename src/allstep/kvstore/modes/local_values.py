@@ -6,6 +6,7 @@ script's own function. Slices and optimizers are those of the shared modes, in p
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from torch import Tensor
 
@@ -137,6 +138,9 @@ class LocalValues:
     def set_codecs(self, codecs: Codecs) -> None: ...
 
     def barrier(self) -> None: ...
+
+    def note_states_file(self, file: Path) -> None:
+        """Do nothing: the states are in memory that no server takes along."""
 
     def close(self) -> None: ...
 

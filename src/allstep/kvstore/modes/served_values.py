@@ -1,6 +1,7 @@
 """What all modes with servers do alike: they ask the servers (`store_servers`)."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,6 +69,9 @@ class ServedValues:
         self.servers.set_codecs(codecs)
         self.codecs = codecs
         self.connect(list(self.keys.values()))
+
+    def note_states_file(self, file: Path) -> None:
+        """Do nothing; only a mode that continues without a server needs it."""
 
     def pulled_rows(self, stored: StoredKey, numbers: Tensor, **how: Any) -> Tensor:
         """Return rows from the servers. how: as `row_wire.pull_rows`."""

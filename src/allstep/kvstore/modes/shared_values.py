@@ -6,6 +6,7 @@ The base of the modes sync, async and stale, which differ in what a push does.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -212,6 +213,9 @@ class SharedValues:
             with self.locked(self.keys[key]):
                 put_state(self.keys[key], self.optimizers[key], values)
         self.parties.barrier(needs_all=True)
+
+    def note_states_file(self, file: Path) -> None:
+        """Do nothing: the states are in memory that no server takes along."""
 
     def close(self) -> None:
         """Leave the other workers, which continue."""

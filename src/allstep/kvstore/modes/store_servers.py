@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from allstep.kvstore.links.all_links import Links, Request
 from allstep.kvstore.links.announced import COUNT
 from allstep.kvstore.links.connect import connected, host_numbers
 from allstep.kvstore.links.pair import as_bytes, bytes_text, text_bytes
+from allstep.kvstore.links.server_loss import ServerLost
 from allstep.kvstore.memory.key_memory import KeyShape, StoredKey, short
 from allstep.kvstore.modes.key_values import Updater
 from allstep.kvstore.rules.codecs import Codecs
@@ -67,15 +69,40 @@ class StoreServers:
         except BaseException:
             self._leave()
             raise
+        # One of them keeps the barriers of sync, and the values cannot be restored in a round.
+        self._links.survives = kind.mode != "sync" and len(self._links) > 1
         self._placement = Placement(len(self._links))
         self._has_warned = False
         self.parts: dict[Key, list[PlacedPart]] = {}
+        self._num_calls = 0
+        self.homes: dict[int, int] = {}
+        """The server of each part as it was placed first."""
+        self.chosen: OptimizerClass | None = None
 
     @property
     def members(self) -> list[int]:
         """The ranks of this host."""
         own = self.hosts[self.rank]
         return [rank for rank, host in enumerate(self.hosts) if host == own]
+
+    @property
+    def num_servers(self) -> int:
+        """The number of servers, with those that are lost."""
+        return len(self._links)
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """The servers that are lost, and why."""
+        return self._links.dead
+
+    def lost_text(self, server: int) -> str:
+        """Return number, host and reason of a lost server."""
+        return f"{self._links.name(server)} ({self._links.dead[server]})"
+
+    def ask(self, server: int, header: Header, text: str, call: str) -> Any:
+        """Send a text to one server; return its answer, from JSON."""
+        _, data = self._links.ask(server, header, call, text_bytes(text))
+        return json.loads(bytes_text(data))
 
     # What waits need to know
 
@@ -100,9 +127,21 @@ class StoreServers:
 
         needs_all: raise PeerLost if a worker is gone, whose text would be None.
         """
-        header = Header(Kind.COLLECT, a=needs_all)
+        # Counted also if it fails, as on all workers; but not if its server is lost: then it is
+        # made again.
+        header = Header(Kind.COLLECT, a=needs_all, b=self._num_calls + 1)
         payload = text_bytes(json.dumps([what, text]))
-        _, data = self._links.ask(0, header, f"kvstore, {what}", payload)
+        living = self._links.living
+        try:
+            _, data = self._links.ask(
+                living[0] if living else 0, header, f"kvstore, {what}", payload
+            )
+        except ServerLost:
+            raise
+        except BaseException:
+            self._num_calls += 1
+            raise
+        self._num_calls += 1
         found: list[str] = json.loads(bytes_text(data))
         return found
 
@@ -156,6 +195,8 @@ class StoreServers:
         sizes = {form.key: (form.numel, form.dtype.itemsize, form.width) for form in forms}
         placed = self._placement.add(sizes)
         self.parts.update(placed)
+        for parts in placed.values():
+            self.homes.update((part.number, part.server) for part in parts)
         return [
             KeyShape(
                 form.key, form.shape, form.dtype, tuple(part.span for part in placed[form.key])
@@ -182,10 +223,8 @@ class StoreServers:
             flat = values[form.key].reshape(-1).contiguous()
             for part in self.parts[form.key]:
                 start, end = part.span
-                shape = _shape_of(form, part.span)
-                text = json.dumps([form.key, short(form.dtype), shape, start, form.width])
                 init, value = Header(Kind.INIT, part.number), Header(Kind.VALUE, part.number)
-                requests.append(Request(part.server, init, text_bytes(text)))
+                requests.append(Request(part.server, init, text_bytes(part_text(form, part))))
                 requests.append(Request(part.server, value, as_bytes(flat[start:end])))
         self._links.run(requests, "init")
         self._links.check("init")
@@ -193,6 +232,7 @@ class StoreServers:
     def place_whole(self) -> None:
         """Forget all parts, and cut no key from now on: an optimizer needs whole layers."""
         self.parts.clear()
+        self.homes.clear()
         self._placement = Placement(len(self._links), is_whole=True)
         if self.rank == 0:
             self._links.run_on_all(Header(Kind.DROP), "set_optimizer")
@@ -274,17 +314,28 @@ class StoreServers:
         self, stored: StoredKey, chosen: OptimizerClass, values: Mapping[str, Tensor]
     ) -> None:
         """Send the state of a key to its servers; called by rank 0."""
+        requests = self.state_requests(stored, chosen, values, self.parts[stored.key])
+        self._links.run(requests, "load_optimizer_states")
+        self._links.check("load_optimizer_states")
+
+    def state_requests(
+        self,
+        stored: StoredKey,
+        chosen: OptimizerClass,
+        values: Mapping[str, Tensor],
+        parts: Sequence[PlacedPart],
+    ) -> list[Request]:
+        """Return the requests that set the state of some parts of a key."""
         requests = []
         for index, (name, (dtype, numel)) in enumerate(self.expected_state(stored, chosen)):
             flat = values[name].reshape(-1).contiguous().to(dtype)
-            for part in self.parts[stored.key]:
+            for part in parts:
                 start, end = part.span
                 is_cut = numel == stored.form.numel and len(self.parts[stored.key]) > 1
                 data = flat[start:end] if is_cut else flat
                 header = Header(Kind.PUT_STATE, part.number, a=index)
                 requests.append(Request(part.server, header, as_bytes(data)))
-        self._links.run(requests, "load_optimizer_states")
-        self._links.check("load_optimizer_states")
+        return requests
 
     # The end
 
@@ -299,6 +350,12 @@ class StoreServers:
         # A forked child drops its copy of the links; its parent continues.
         if joined is not None and os.getpid() == self._pid:
             session().part()
+
+
+def part_text(form: KeyShape, part: PlacedPart) -> str:
+    """Return what a server must know of a part."""
+    shape = _shape_of(form, part.span)
+    return json.dumps([form.key, short(form.dtype), shape, part.span[0], form.width])
 
 
 def refuse_updater(kind: StoreKind, updater: Updater) -> None:

@@ -17,11 +17,14 @@ pushpull     a gradient, and as for a pull                             as of a p
 push_rows    a: number of rows; their numbers, int64, and elements     -
 pull_rows    int64 numbers of rows; a: the round                       their elements; a: version
 codecs       the text of `rules.codecs`                                -
+offer        JSON: copies of parts whose server is lost                JSON: which of them to send
+take         such a copy                                               -
 optimizer    JSON: class and settings                                  -
 state        -                                                         JSON: names and forms
 state_value  a: which entry of `state`                                 the value of the entry
 put_state    a: which entry; the value of the entry                    -
-collect      JSON: what all parties call, and a text; a: needs all     JSON: the texts
+collect      JSON: what all parties call, and a text; a: needs all;    JSON: the texts
+             b: the number of the call
 drop         -                                                         -  (forget all parts)
 check        -                                                         -  (answered without text)
 why          -                                                         text of the last error
@@ -74,6 +77,8 @@ class Kind(IntEnum):
     WAKE = 15
     BYE = 16
     CODECS = 17
+    OFFER = 20
+    TAKE = 21
     PUSH_ROWS = 18
     PULL_ROWS = 19
 
@@ -89,6 +94,7 @@ ANSWERED = frozenset(
         Kind.WHY,
         Kind.CHECK,
         Kind.WAKE,
+        Kind.OFFER,
     )
 )
 

@@ -64,6 +64,8 @@ class LinkThread:
                 header, text_bytes(self._served.wake(self._party))
             ),
             Kind.WHY: self._why,
+            Kind.OFFER: self._offer,
+            Kind.TAKE: self._take,
         }
         name = f"allstep-link-{party}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -242,9 +244,19 @@ class LinkThread:
         self._payload(header, room)
         done()
 
+    def _offer(self, header: Header) -> None:
+        self._answer(header, text_bytes(self._served.offer(self._party, self._text(header))))
+
+    def _take(self, header: Header) -> None:
+        """Receive a copy: the length of its form as text in `a`, the form, then the value."""
+        data = self._payload(header)
+        self._served.take(header.part, bytes_text(data[: header.a]), data[header.a :])
+
     def _collect(self, header: Header) -> None:
         what, text = json.loads(self._text(header))
-        found = self._served.collect(self._party, what, text, needs_all=bool(header.a))
+        found = self._served.collect(
+            self._party, what, text, needs_all=bool(header.a), number=header.b
+        )
         self._answer(header, text_bytes(found))
 
     def _why(self, header: Header) -> None:

@@ -4,21 +4,25 @@ No socket and no process here, so tests call these methods from threads.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from allstep.console.escape import print_notice
 from allstep.errors import CommError
 from allstep.kvstore.links.announced import Announced
+from allstep.kvstore.links.pair import as_bytes
 from allstep.kvstore.memory.key_memory import KeyShape, short
 from allstep.kvstore.rules.codecs import Codecs, read_codecs
 from allstep.kvstore.rules.gradient_age import max_age
 from allstep.kvstore.rules.key_lists import Key
+from allstep.kvstore.rules.offers import Offer
 from allstep.kvstore.rules.row_span import RowSpan
 from allstep.kvstore.serving.party_calls import LEFT, LOST, PartyCalls
 from allstep.kvstore.serving.served_part import ServedPart
+from allstep.kvstore.serving.takeovers import Takeovers
 from allstep.kvstore.updates.imported_class import imported_optimizer
 from allstep.kvstore.updates.key_optimizer import KeyOptimizer, StatePlan, may_keep_state
 from allstep.kvstore.updates.optimizer_class import OptimizerClass
@@ -34,6 +38,7 @@ class ServedStore:
         self.is_sync = announced.mode == "sync"
         self.parts: dict[int, ServedPart] = {}
         self.calls = PartyCalls(announced.num_parties, self._wake_parts)
+        self.takeovers = Takeovers(self.calls)
         self.codecs = Codecs()
         self._chosen: OptimizerClass | None = None
         self._num_hosts = len(set(announced.hosts))
@@ -44,16 +49,19 @@ class ServedStore:
 
     def add(self, number: int, text: str) -> None:
         """Make a part: JSON with key, dtype and shape, its first element, the width of rows."""
+        self.parts[number] = self._made(text)
+
+    def _made(self, text: str) -> ServedPart:
         key, dtype, shape, *place = json.loads(text)
         numel = torch.Size(shape).numel()
         form = KeyShape(key, tuple(shape), getattr(torch, dtype), parts=((0, numel),))
         start, width = place or (0, form.width)
         span = RowSpan(start, start + numel, max(1, width))
         part = ServedPart(form, self._num_hosts, self._bound, span)
-        self.parts[number] = part
         self._encode_pulls(part)
         if self._chosen is not None:
             part.attach(self._chosen)
+        return part
 
     def set_value(self, number: int, value: Tensor) -> None:
         """Set the first value of a part."""
@@ -73,9 +81,47 @@ class ServedStore:
 
     def part(self, number: int) -> ServedPart:
         """Return a part; CommError if this server does not have it."""
+        if number not in self.parts:
+            self.takeovers.wait_for(number)
         if (found := self.parts.get(number)) is None:
             raise CommError(f"kvstore: part {number} is not on this server")
         return found
+
+    # Parts of a lost server
+
+    def offer(self, party: int, text: str) -> str:
+        """Take a party's offer of copies; return as JSON which parts it must send, and has not.
+
+        text: JSON with the name of the lost server, and the offer of each part.
+        """
+        given = json.loads(text)
+
+        def report(numbers: Sequence[int], ranks: set[int], most: int) -> None:
+            copies = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
+            slices = f"{len(numbers)} slice{'s' if len(numbers) > 1 else ''}"
+            print_notice(
+                f"kvstore: lost {given['lost']}; server {self.announced.server} continues"
+                f" {slices} of it from the copy of {copies}: {most} updates are lost"
+                if ranks
+                else f"kvstore: lost {given['lost']}, and no worker has a copy of its values"
+            )
+
+        offers = {int(number): Offer(*each) for number, each in given["parts"].items()}
+        return json.dumps(self.takeovers.offer(party, offers, report))
+
+    def take(self, number: int, text: str, data: Tensor) -> None:
+        """Continue a part of a lost server from a party's copy; its optimizer starts from zero.
+
+        text: as of `add`. data: the value, as bytes.
+        """
+        part = self._made(text)
+        value = torch.empty(part.form.numel, dtype=part.form.dtype)
+        as_bytes(value).copy_(data)
+        part.set_value(value, self.announced.num_parties)
+        if part.optimizer is not None:
+            part.optimizer.copy_to_master()
+        self.parts[number] = part
+        self.takeovers.arrived(number)
 
     def drop(self) -> None:
         """Forget all parts, which workers place again."""
@@ -141,9 +187,9 @@ class ServedStore:
 
     # Calls of all parties
 
-    def collect(self, party: int, what: str, text: str, *, needs_all: bool) -> str:
+    def collect(self, party: int, what: str, text: str, *, needs_all: bool, number: int = 0) -> str:
         """Return, as JSON, the texts of all parties."""
-        return json.dumps(self.calls.enter(party, what, text, needs_all=needs_all))
+        return json.dumps(self.calls.enter(party, what, text, needs_all=needs_all, number=number))
 
     def rest(self, party: int) -> None:
         """Let no push wait for this party: it begins a barrier."""

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from allstep.machine import MAX_TASKS
+from allstep.train.config.part_of_data import EXPECTED, parse_part
 
 
 def _in_range(low: int, high: int) -> Any:
@@ -85,3 +86,16 @@ def _shares(value: Any) -> Any:
 Shares = Annotated[Literal["even", "speed"] | tuple[int, ...], BeforeValidator(_shares)]
 """Parts of a global batch by worker."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _part(value: Any) -> Any:
+    """Return `value` if it is a part of the training samples."""
+    try:
+        parse_part(value)
+    except ValueError:
+        raise PydanticCustomError("part", EXPECTED) from None
+    return value
+
+
+Part = Annotated[int | float | str, BeforeValidator(_part)]
+"""A number of training samples, or a fraction of them; see `part_of_data`."""

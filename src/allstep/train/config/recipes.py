@@ -12,9 +12,9 @@ epochs, plus the start and the evaluations that were measured with it.
 
 from collections.abc import Callable, Mapping
 
+from allstep.train.config.data_config import DataConfig
 from allstep.train.config.run_config import (
     NEUTRAL,
-    DataConfig,
     EmaConfig,
     EvaluationConfig,
     ModelConfig,

@@ -3,18 +3,21 @@
 `sync=stale:2` on the command line is `sync.name=stale:2`.
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from allstep.compression import Codec, codec_from
-from allstep.compression.codec_text import NONE
 from allstep.errors import ConfigError
 from allstep.parallel.sync_mode import SyncMode, sync_mode
 from allstep.train.config.number_types import Decay, Positive
 from allstep.train.config.section import Section
 
+if TYPE_CHECKING:
+    from allstep.compression import Codec
+
+NONE = "none"
+"""The value of `compress` without a codec."""
 AVAILABLE = ("allreduce", "server", "async", "stale", "clock", "lazy", "local", "diloco", "elastic")
 """Modes that `allstep train` can run."""
 
@@ -32,6 +35,11 @@ def _known(text: str) -> str:
 
 
 def _codec(text: str) -> str:
+    if text.strip().lower() == NONE:
+        return NONE
+    # Codecs import torch, which a launcher does not load to read a config.
+    from allstep.compression import codec_from
+
     try:
         codec = codec_from(text)
     except ConfigError as error:
@@ -76,6 +84,10 @@ class SyncConfig(Section):
         return sync_mode(self.name)
 
     @property
-    def codec(self) -> Codec | None:
+    def codec(self) -> "Codec | None":
         """The codec that `compress` names; None for "none"."""
+        if self.compress == NONE:
+            return None
+        from allstep.compression import codec_from
+
         return codec_from(self.compress)

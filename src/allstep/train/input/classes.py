@@ -23,7 +23,7 @@ from allstep.data.sources.labels import check_class_names
 from allstep.data.sources.source import Source
 from allstep.data.sources.synthetic import SyntheticSource
 from allstep.errors import ConfigError, DataError
-from allstep.train.config.run_config import DataConfig
+from allstep.train.config.data_config import DataConfig
 
 _QUICK_LABELS = (ArraySource, IdxSource, CifarSource, FolderSource, SyntheticSource)
 _CIFAR_CLASSES = 10

@@ -27,7 +27,7 @@ from allstep.data.packing.image import kind_of, size_of
 from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
 from allstep.data.sources.source import BadSample, Source
 from allstep.errors import ConfigError, DataError, cut
-from allstep.train.config.run_config import DataConfig
+from allstep.train.config.data_config import DataConfig
 
 _MAX_INSPECTED = 50
 """Number of good images whose sizes are read."""

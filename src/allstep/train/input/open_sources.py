@@ -11,7 +11,7 @@ from allstep import data
 from allstep.data.opening import open_source
 from allstep.data.sources.source import Source
 from allstep.errors import DataError
-from allstep.train.config.run_config import DataConfig
+from allstep.train.config.data_config import DataConfig
 
 Progress = Callable[[str, int, int | None], None]
 """Function that receives the progress of a download: text, bytes so far, all bytes if known."""

@@ -5,13 +5,15 @@ data.name                  a named dataset: arrays in memory, with a test split 
 data.train                 the user's data: anything that `open_source` reads; data.name is free
 
 training data |------------------------ kept ----------------------|-- validation --|-- test --|
-                                                                    data.validation  data.test
+              |-- train --|-- unused --|                            data.validation  data.test
+                 data.use
 ```
 
 Validation and test are separate data if the config names their places; the test split also if the
 dataset has one of its own. Otherwise samples of the training data are held out, chosen by
 `data.split_seed` alone: first those of the test split, then those of the validation split, each by
-a permutation of its own (`order`). So no sample is in two splits.
+a permutation of its own (`order`). So no sample is in two splits. `data.use` trains on a part of
+what is kept, chosen by a third permutation.
 
 Opening reads indexes, never all records, and needs no torch: the launching process opens the data
 to report errors before workers start. The modules that make batches of the splits (`loaders`,
@@ -30,9 +32,10 @@ from allstep.data import order
 from allstep.data.packing.shard_plan import spread
 from allstep.data.sources.source import Source
 from allstep.errors import ConfigError, DataError
-from allstep.train.config.run_config import DataConfig, RunConfig
+from allstep.train.config.data_config import DataConfig
+from allstep.train.config.run_config import RunConfig
 from allstep.train.input.classes import class_names
-from allstep.train.input.hold_out import Selection, hold_out
+from allstep.train.input.hold_out import Selection, hold_out, use_part
 from allstep.train.input.images import ImageInfo, inspect_images, make_transform
 from allstep.train.input.open_sources import Progress, open_sources
 
@@ -119,6 +122,8 @@ class Splits:
     """
     std: Values | None = None
     """Std of each channel, in the unit of `mean`; None if it is not measured yet."""
+    num_unused: int = 0
+    """Training samples that `data.use` leaves out."""
 
     @property
     def notes(self) -> list[str]:
@@ -167,7 +172,9 @@ def open_splits(
     sources = open_sources(section, progress)
     others = [source for source in (sources.validation, sources.test) if source]
     names = class_names(section, sources.train, others)
-    train, validation, test = _inspected(hold_out(section, sources), section)
+    kept, *held_out = hold_out(section, sources)
+    used = use_part(section, kept)
+    train, validation, test = _inspected([used, *held_out], section)
     mean, std = _configured_mean_and_std(section, train.seen.channels)
     return Splits(
         title=sources.title,
@@ -180,6 +187,7 @@ def open_splits(
         section=section,
         mean=mean,
         std=std,
+        num_unused=kept.num_samples - used.num_samples,
     )
 
 

@@ -42,6 +42,7 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
         undo_nbytes=_undo_nbytes(job),
         num_owners=0 if (owners := job.trainer.optimizer.owners) is None else owners.num_owners,
         position=job.progress.samples,
+        num_unused=job.splits.num_unused,
         notes=tuple(job.notes),
     )
 

@@ -22,9 +22,10 @@ from allstep.errors import ConfigError, DataError, did_you_mean
 from allstep.files.home import expand_home
 from allstep.models.by_name import check_shape
 from allstep.train.config.check_config import check_batch, check_config
+from allstep.train.config.data_config import DataConfig
 from allstep.train.config.read_config import names_data, read_config
 from allstep.train.config.recipes import DEFAULT, SMALLEST
-from allstep.train.config.run_config import DataConfig, RunConfig
+from allstep.train.config.run_config import RunConfig
 from allstep.train.config.usual_batch import usual_batch
 from allstep.train.input.open_sources import Progress
 from allstep.train.input.splits import Splits, open_splits

@@ -78,6 +78,8 @@ class Opening:
     run, on each host; 0 without owners."""
     position: int = 0
     """Samples trained on before: more than 0 in a run that resumes."""
+    num_unused: int = 0
+    """Training samples that `data.use` leaves out."""
     notes: tuple[str, ...] = ()
     """Further notes for the user, one line each."""
 

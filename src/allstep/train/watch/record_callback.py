@@ -40,7 +40,11 @@ class Record(Callback):
                 "threads": list(opening.threads),
             },
             machine=_machine(opening.device),
-            data={"found": str(opening.data_folder), **opening.num_samples},
+            data={
+                "found": str(opening.data_folder),
+                **opening.num_samples,
+                **({"unused": opening.num_unused} if opening.num_unused else {}),
+            },
             parameters=opening.parameters,
             bytes=opening.nbytes,
             flop_per_sample=opening.flop_per_sample,

@@ -179,14 +179,13 @@ class Display(Callback):
 def banner(opening: Opening) -> list[tuple[str, str]]:
     """Return names and values of the lines that describe the run and where it runs."""
     config, num_workers = opening.config, len(opening.hosts)
-    counts = ", ".join(f"{count:,} {split}" for split, count in opening.num_samples.items())
     threads = f"{_range(opening.threads)} thread{'' if max(opening.threads) == 1 else 's'} each"
     lines = [
         *recipe_lines(config),
         ("hosts", _hosts(opening.hosts)),
         ("workers", f"{num_workers}, {threads}"),
         ("device", opening.device),
-        ("data", f"{opening.data}: {counts}, from {opening.data_folder}"),
+        ("data", f"{opening.data}: {sample_counts(opening)}, from {opening.data_folder}"),
         ("model", model_line(opening)),
         ("execution", opening.execution),
     ]
@@ -219,6 +218,14 @@ def recipe_lines(config: ResolvedConfig) -> list[tuple[str, str]]:
     lines = [("recipe", f"{config.recipe} sets {' '.join(sets)}" if sets else "none: the defaults")]
     changed = set_by_user(config)
     return [*lines, ("changed", " ".join(changed))] if changed else lines
+
+
+def sample_counts(opening: Opening) -> str:
+    """Return the samples of each split, and how many training samples are not used."""
+    counts = [f"{count:,} {split}" for split, count in opening.num_samples.items()]
+    if opening.num_unused:
+        counts[0] += f" ({opening.num_unused:,} unused)"
+    return ", ".join(counts)
 
 
 def model_line(opening: Opening) -> str:
