@@ -45,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
         "scale": True,
         "outer_lr": None,
         "outer_momentum": None,
+        "alpha": None,
     },
     "data": {
         "name": "",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allstep.console.quantities import figure as number_text
+from allstep.study.axes import set_log_y
 from allstep.study.landscape.points import coordinates
 from allstep.study.landscape.result import Around, Line, Number
 
@@ -59,9 +60,12 @@ def _one_two_five(low: float, high: float) -> Iterator[float]:
 
 
 def contour(axes: Any, found: Around, scale: Scale) -> Any:
-    """Draw the loss over two directions as colors with contour lines; return the colors."""
+    """Draw the loss over two directions, a cell for each point, with contour lines.
+
+    Return the colors.
+    """
     x, y, z = _table(found)
-    colors = axes.pcolormesh(x, y, z, norm=scale.norm(), cmap="viridis", shading="gouraud")
+    colors = axes.pcolormesh(x, y, z, norm=scale.norm(), cmap="viridis", shading="nearest")
     lines = axes.contour(x, y, z, levels=scale.levels(), colors="white", linewidths=0.7)
     axes.clabel(lines, fmt=number_text, fontsize=7)
     axes.plot([0], [0], "+", color="red", markersize=9)
@@ -108,6 +112,8 @@ def surface(axes: Any, found: Around, scale: Scale) -> None:
     axes.set_zticks([math.log10(level) for level in ticks], [number_text(each) for each in ticks])
     axes.set_xticks(_PLACES)
     axes.set_yticks(_PLACES)
+    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+        axis.set_pane_color((0, 0, 0, 0))
     axes.set_xlabel("direction 1")
     axes.set_ylabel("direction 2")
     axes.view_init(elev=35, azim=-60)
@@ -133,7 +139,7 @@ def curves(axes: Any, found: Sequence[Around]) -> None:
     """Draw the loss along one direction, a curve for each run."""
     for each in found:
         axes.plot(coordinates(each.grid[0]), _clipped(each.losses), ".-", label=each.run)
-    axes.set_yscale("log")
+    set_log_y(axes)
     axes.set_xlabel(_AXIS.format(1))
     axes.set_ylabel("loss")
     axes.grid(alpha=0.3)
@@ -146,7 +152,7 @@ def between(axes: Any, line: Line) -> None:
     count = len(line.losses)
     places = [i / (count - 1) for i in range(count)]
     axes.plot(places, _clipped(line.losses), ".-", color="C0")
-    axes.set_yscale("log")
+    set_log_y(axes)
     axes.set_xticks([0, 0.5, 1], [line.runs[0], "half way", line.runs[1]])
     axes.set_ylabel("loss", color="C0")
     axes.grid(alpha=0.3)

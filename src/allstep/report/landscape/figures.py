@@ -109,7 +109,10 @@ def _around_images(found: Around, scale: Scale) -> list[Image]:
     solid, solid_axes = _empty(projection="3d")
     draw.surface(solid_axes, found, scale)
     return [
-        Image(_url(flat), "Contours of the loss over two random directions around the weights"),
+        Image(
+            _url(flat, palette=False),
+            "Contours of the loss over two random directions around the weights",
+        ),
         Image(_url(solid), "The same loss as a surface"),
     ]
 
@@ -129,14 +132,19 @@ def _empty(**how: Any) -> tuple[Any, Any]:
     """Return a new figure and its axes."""
     # Imported here because the import is slow and most runs have no landscape.
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(5, 4), layout="constrained", facecolor="none")
+    layout = ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.12)
+    figure = Figure(figsize=(5, 4), layout=layout, facecolor="none")
     axes = figure.add_subplot(facecolor="none", **how)
     return figure, axes
 
 
-def _url(figure: Any) -> str:
-    """Return the figure as a data: URL, its text and lines in gray."""
+def _url(figure: Any, *, palette: bool = True) -> str:
+    """Return the figure as a data: URL, its text and lines in gray.
+
+    Without a palette it keeps all colors, which a colored plane needs: few show as bands.
+    """
     for part in figure.findobj(match=_is_frame):
         part.set_color(_GRAY)
     for axes in figure.axes:
@@ -145,15 +153,17 @@ def _url(figure: Any) -> str:
             spine.set_edgecolor(_GRAY)
         if (legend := axes.get_legend()) is not None:
             legend.get_frame().set_facecolor("none")
-    return "data:image/png;base64," + base64.b64encode(_small_png(figure)).decode()
+    return "data:image/png;base64," + base64.b64encode(_png(figure, palette=palette)).decode()
 
 
-def _small_png(figure: Any) -> bytes:
-    """Return the figure as a PNG with a palette: a quarter of the bytes of full colors."""
+def _png(figure: Any, *, palette: bool) -> bytes:
+    """Return the figure as a PNG; with a palette it has a quarter of the bytes."""
     from PIL import Image as PillowImage
 
     full, small = io.BytesIO(), io.BytesIO()
     figure.savefig(full, format="png", dpi=_DPI, transparent=True)
+    if not palette:
+        return full.getvalue()
     # This method is the one that keeps the transparency.
     with PillowImage.open(full) as image:
         image.quantize(200, PillowImage.Quantize.FASTOCTREE).save(small, "PNG", optimize=True)
