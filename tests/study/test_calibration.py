@@ -17,10 +17,10 @@ from allstep.plan.calibration_file import read_calibration, to_json
 from allstep.plan.prediction import Question, knowledge, predict
 from allstep.report.judge import one_change
 from allstep.report.run import read_run
+from allstep.study.calibration.batch_sizes import sizes_of
 from allstep.study.calibration.calibrate import calibrate
 from allstep.study.calibration.progress_to_goal import find_progress
 from allstep.study.calibration.read_run import calibration_of_run
-from allstep.study.calibration.sizes import sizes_of
 from allstep.train.config.read_config import read_config
 from support.hosts import SshHosts
 

@@ -35,9 +35,9 @@ from allstep.errors import ConfigError, UserError
 from allstep.machine import allowed_cores
 from allstep.plan.calibration import Calibration, HostsTimes, HostTimes, StepTimes, Sums
 from allstep.plan.calibration_file import to_json
+from allstep.study.calibration.batch_sizes import sizes_of
 from allstep.study.calibration.calibrate import EFFORT, MARK
 from allstep.study.calibration.same_run import cpu_name
-from allstep.study.calibration.sizes import sizes_of
 from allstep.study.calibration.step_watch import SECONDS, time_alone, time_input, time_together
 from allstep.train.config.check_sync import synchronous
 from allstep.train.config.run_config import RunConfig
