@@ -90,7 +90,7 @@ def parties(record: RunRecord) -> Parties | None:
 
 
 _SYNCHRONOUS = (
-    "All workers make their updates together, so no gradient is older than the weights it changes."
+    "All workers exchange together, so no gradient is older than the weights that it changes."
     " A worker waits for the slowest one, and for the exchange itself."
 )
 
