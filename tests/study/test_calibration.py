@@ -301,12 +301,19 @@ def test_a_calibration_over_two_hosts_measures_the_link(
 ) -> None:
     monkeypatch.setattr("allstep.study.calibration.calibrate.EFFORT", 0.05)
     monkeypatch.setenv("ALLSTEP_SSH", two_hosts.ssh)
-    found = calibrate("digits", [], hosts="h1:1,h2:1")
+    shape = ["qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "100mbit", "burst", "32kb"]
+    try:
+        for host in (0, 1):
+            two_hosts.exec(host, "tc", *shape, "latency", "50ms", check=True)
+        found = calibrate("digits", [], hosts="h1:1,h2:1")
+    finally:
+        for host in (0, 1):
+            two_hosts.exec(host, "tc", "qdisc", "del", "dev", "eth0", "root")
     assert found.host is None
     assert found.hosts is not None
     assert (found.hosts.hosts, found.hosts.per_host) == (2, 1)
-    # The link of the fixture has 1 Gbit/s; a busy machine is slower.
-    assert 1e6 < found.hosts.link.bandwidth < 2e8
+    # 100 Mbit/s less headers, and a burst of 32 KB in a message of 1 MB; a busy machine is slower.
+    assert 1e6 < found.hosts.link.bandwidth < 1.1 * 12.5e6
     assert len(found.hosts.sums) == 3
     known = knowledge(found)
     assert known.level == 3
