@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.keras_checks import on_one_rank
 from support.keras_ranks import all_equal, on_backends, run_keras_checks
 from support.ranks import Ranks
 
@@ -156,16 +157,22 @@ def check_training_is_that_of_one_worker() -> None:
 
     x, y = samples(31)
     model = same_model()
-    alone = classifier()
-    alone.set_weights(model.get_weights())
+    first = model.get_weights()
     data = hvd.batches(x, y, batch=BATCH, seed=SEED)
     model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=[AverageWeights()])
-    for epoch in range(2):
-        order = np.random.default_rng([SEED, epoch]).permutation(31)
-        for start in range(0, 31, BATCH):
-            batch = order[start : start + BATCH]
-            alone.train_on_batch(x[batch], y[batch])
-    for mine, expected in zip(model.get_weights(), alone.get_weights(), strict=True):
+
+    def train_alone() -> Any:
+        alone = classifier()
+        alone.set_weights(first)
+        for epoch in range(2):
+            order = np.random.default_rng([SEED, epoch]).permutation(31)
+            for start in range(0, 31, BATCH):
+                batch = order[start : start + BATCH]
+                alone.train_on_batch(x[batch], y[batch])
+        return alone.get_weights()
+
+    weights = on_one_rank(hvd, train_alone)
+    for mine, expected in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-12)
 
 

@@ -13,7 +13,8 @@ import pytest
 from support import keras2_checks
 from support.ranks import Ranks, clean_environment
 
-pytestmark = pytest.mark.usefixtures("peers")
+# Many checks in one process of each rank: slow on a busy machine.
+pytestmark = [pytest.mark.usefixtures("peers"), pytest.mark.timeout(500)]
 
 CHECKS = [
     "workers_match_one",
@@ -46,7 +47,7 @@ SETTINGS = {
 
 
 def test_two_workers(ranks: Ranks, tmp_path: Path) -> None:
-    ranks(2, keras2_checks.run, CHECKS, tmp_path, env=SETTINGS, timeout=150)
+    ranks(2, keras2_checks.run, CHECKS, tmp_path, env=SETTINGS, timeout=300)
     # What they have saved loads without allstep.
     code = """if True:
         import sys, tf_keras

@@ -21,7 +21,8 @@ from allstep.report.curves import (
     round_ticks,
     time_ticks,
 )
-from allstep.report.series import (
+from allstep.runlog import RunRecord
+from allstep.study.recorded.series import (
     Clock,
     Series,
     kept,
@@ -33,9 +34,8 @@ from allstep.report.series import (
     validations,
     world_changes,
 )
-from allstep.report.split import lateness_over_seconds, split
-from allstep.report.worlds import longest
-from allstep.runlog import RunRecord
+from allstep.study.recorded.split import lateness_over_seconds, split
+from allstep.study.recorded.worlds import longest
 from support.synthetic_runs import BEGAN, SIZE, lines, record
 
 FINITE = st.floats(-1e6, 1e6).filter(lambda value: value == 0 or abs(value) > 1e-6)

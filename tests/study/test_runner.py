@@ -70,6 +70,39 @@ def test_a_grid_runs_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("processes")
+def test_trials_wait_for_their_cores_in_their_order(tmp_path: Path) -> None:
+    """`wide` needs both cores, so it runs alone; `last` needs one, and does not overtake it."""
+
+    wide = fake("wide", [["touch", f"{tmp_path}/wide"], *lines([0.5], test=0.6)], cores=2)
+    names: list[list[str]] = []
+
+    class Watching(StudyCallback):
+        def state(self, state: State) -> None:
+            names.append(sorted(state.running))
+
+    study = asked(
+        fake(
+            "one",
+            [["touch", f"{tmp_path}/one"], ["wait", f"{tmp_path}/two"], *lines([0.5], test=0.6)],
+        ),
+        fake(
+            "two",
+            [["touch", f"{tmp_path}/two"], ["wait", f"{tmp_path}/one"], *lines([0.5], test=0.6)],
+        ),
+        wide,
+        fake("last", lines([0.5], test=0.6)),
+    )
+    results = run(study, StudyFolder(tmp_path / "study"), 4, Watching(), cores=2)
+    assert set(statuses(results).values()) == {"done"}
+    assert ["one", "two"] in names
+    assert all(each == ["wide"] for each in names if "wide" in each)
+    assert all(each == ["last"] for each in names if "last" in each)
+    # A trial that needs more than there is runs alone.
+    huge = asked(fake("huge", lines([0.5], test=0.6), cores=64))
+    assert statuses(run(huge, StudyFolder(tmp_path / "huge"), 4, cores=2)) == {"huge": "done"}
+
+
+@pytest.mark.usefixtures("processes")
 def test_one_trial_in_each_lane(tmp_path: Path) -> None:
     """Each of two waits for the other, so they run at once; in one lane the second begins after the
     first."""

@@ -59,7 +59,7 @@ def test_two_real_runs_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens to the processes then, test_runner looks at."""
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("allstep.study.run", interrupted)
@@ -86,7 +86,7 @@ def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_runs_that_were_told_to_stop_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("allstep.study.run", lambda *_: {})
+    monkeypatch.setattr("allstep.study.run", lambda *_, **options: {})
     (tmp_path / "runs").mkdir()
     words = [
         "study",

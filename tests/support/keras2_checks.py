@@ -19,7 +19,7 @@ import pytest
 from support import keras2_exact, keras2_mixed
 from support import keras_cases as cases
 from support.alone import world_of_one
-from support.keras_checks import assert_equal
+from support.keras_checks import assert_equal, on_one_rank
 from support.keras_surface import check_surface
 
 EXACT = {
@@ -92,7 +92,7 @@ def workers_match_one(hvd: Any, tf: Any, folder: Path) -> None:
         lambda: tf.keras.optimizers.legacy.SGD(lr=0.05, momentum=0.9, clipnorm=0.1),
     ]
     for make in makes:
-        losses, expected = train(tf, make(), 0, 1)
+        losses, expected = on_one_rank(hvd, lambda make=make: train(tf, make(), 0, 1))
         mine, found = train(tf, hvd.DistributedOptimizer(make()), hvd.rank(), hvd.size())
         assert_equal(found, expected)
         assert_equal(mean_over_ranks(hvd, mine), losses)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.keras_checks import assert_equal
+from support.keras_checks import assert_equal, on_one_rank
 from support.keras_ranks import all_equal
 
 BATCH, SEED = 10, 3
@@ -35,7 +35,6 @@ def batches_train_as_one_worker(hvd: Any, tf: Any, folder: Path) -> None:
     x, y = samples(31)
     weights = np.linspace(0.5, 2.0, 31)
     made = classifier(tf, hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.9)))
-    alone = classifier(tf, tf.keras.optimizers.SGD(0.1, momentum=0.9))
     data = hvd.batches(x, y, batch=BATCH, seed=SEED, sample_weight=weights)
     assert isinstance(data, tf.keras.utils.Sequence) and len(data) == 4
     random.seed(hvd.rank())
@@ -46,12 +45,17 @@ def batches_train_as_one_worker(hvd: Any, tf: Any, folder: Path) -> None:
     data.epoch = 2
     made.fit(data, verbose=0, workers=3)
     assert data.epoch == 3
-    for epoch in range(3):
-        order = np.random.default_rng([SEED, epoch]).permutation(31)
-        for start in range(0, 31, BATCH):
-            taken = order[start : start + BATCH]
-            alone.train_on_batch(x[taken], y[taken], weights[taken])
-    assert_equal(made.get_weights(), alone.get_weights())
+
+    def train_alone() -> Any:
+        alone = classifier(tf, tf.keras.optimizers.SGD(0.1, momentum=0.9))
+        for epoch in range(3):
+            order = np.random.default_rng([SEED, epoch]).permutation(31)
+            for start in range(0, 31, BATCH):
+                taken = order[start : start + BATCH]
+                alone.train_on_batch(x[taken], y[taken], weights[taken])
+        return alone.get_weights()
+
+    assert_equal(made.get_weights(), on_one_rank(hvd, train_alone))
 
 
 def evaluates_as_one_worker(hvd: Any, tf: Any, folder: Path) -> None:

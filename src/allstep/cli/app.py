@@ -16,6 +16,7 @@ from allstep.cli.saved_run.eval import eval_
 from allstep.cli.saved_run.landscape import landscape
 from allstep.cli.saved_run.predict import predict
 from allstep.cli.saved_run.replay import replay
+from allstep.cli.scale import scale
 from allstep.cli.shortage import check_memory
 from allstep.cli.study import study
 from allstep.cli.train import train
@@ -30,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_NEED_TORCH = ("train", "verify", "replay", "eval", "predict", "landscape", "study")
+_NEED_TORCH = ("train", "verify", "replay", "eval", "predict", "landscape", "study", "scale")
 
 
 def _version(asked: bool) -> None:
@@ -61,6 +62,7 @@ app.command()(verify)
 app.command()(replay)
 app.command()(report)
 app.command()(plan)
+app.command()(scale)
 app.command()(predict)
 app.command("eval")(eval_)
 app.command()(landscape)

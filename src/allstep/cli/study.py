@@ -266,7 +266,6 @@ def sync(
     trust: Trust = False,
 ) -> None:
     """Compare accuracy, throughput and time to a goal of modes between sync and async."""
-    from allstep.machine import allowed_cores
     from allstep.study.sync.modes import parse_faults, parse_modes
     from allstep.study.sync.study import SET, SyncGrid
     from allstep.study.sync.table import SyncTable
@@ -288,8 +287,7 @@ def sync(
     )
     asked.study()
     check_data(config, [batch])
-    lanes = jobs or max(1, allowed_cores() // parties)
-    run(asked, SyncTable, "sync", begun, Runs(out, lanes, retry, estimate))
+    run(asked, SyncTable, "sync", begun, Runs(out, jobs, retry, estimate))
 
 
 @study.command("data")

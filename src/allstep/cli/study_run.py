@@ -130,7 +130,8 @@ def _answer(
 
     Exit with 130 after Ctrl-C, with RESUBMIT if runs stopped early and saved, with 1 if
     a run failed without having diverged. `runs.jobs` is the number of simultaneous runs
-    (default: one per core). With `runs.estimate`, stop once the remaining time is known.
+    (default: as many as have a core for each worker). With `runs.estimate`, stop once the remaining
+    time is known.
     """
     from allstep.launch import RESUBMIT
     from allstep.machine import allowed_cores
@@ -140,7 +141,8 @@ def _answer(
     from allstep.study.results import has_diverged
     from allstep.study.runner import collect
 
-    lanes, interrupted = runs.jobs or allowed_cores(), False
+    needed = max((trial.cores for trial in asked.wanted({})), default=1)
+    lanes, interrupted = runs.jobs or max(1, allowed_cores() // needed), False
     try:
         with shown(lanes) as callback:
             results = run_study(
@@ -150,6 +152,8 @@ def _answer(
                 callback,
                 lambda state: runs.estimate and state.seconds_left is not None,
                 runs.retry,
+                # A number of simultaneous runs that the user gives counts.
+                cores=None if runs.jobs else allowed_cores(),
             )
     except KeyboardInterrupt:
         interrupted, results = True, collect(asked, folder)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from allstep.report.curves import Chart, Curve
 from allstep.report.run import Run
-from allstep.report.series import (
+from allstep.study.recorded.series import (
     Series,
     over_epochs,
     over_seconds,
@@ -17,7 +17,7 @@ from allstep.report.series import (
     whole,
     world_changes,
 )
-from allstep.report.split import lateness_over_seconds
+from allstep.study.recorded.split import lateness_over_seconds
 
 # ratio of highest to lowest loss above which the axis is logarithmic
 _LOG_FROM = 30.0

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from allstep.report.ending import is_finished
-from allstep.report.series import counts, samples_per_epoch, steps, validations
 from allstep.runlog import Fields, RunRecord, number
+from allstep.study.recorded.series import counts, samples_per_epoch, steps, validations
 from allstep.train.config.renamed import with_new_keys
 
 TAIL = 0.1

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from allstep.console.quantities import figure, seconds
-from allstep.report.series import Series, thinned
+from allstep.study.recorded.series import Series, thinned
 
 WIDTH, HEIGHT = 400, 234
 LEFT, RIGHT, TOP, BOTTOM = 46, 392, 10, 198

@@ -8,8 +8,8 @@ from allstep.console.quantities import count, nbytes, percent, plural, seconds, 
 from allstep.report.ending import last_time
 from allstep.report.glance import glance
 from allstep.report.run import Run
-from allstep.report.series import Clock, steps
 from allstep.runlog import number
+from allstep.study.recorded.series import Clock, steps
 
 _NOT_KNOWN = "–"
 # bytes; a larger value is a damaged record

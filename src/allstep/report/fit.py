@@ -23,8 +23,8 @@ from allstep.console.quantities import count, figure, percent, plural
 from allstep.report.compared import Compared, Measured, compared
 from allstep.report.ending import divergence, is_finished
 from allstep.report.judgement import Judgement
-from allstep.report.series import counts, samples_per_epoch, steps, validations
 from allstep.runlog import Fields, RunRecord, number
+from allstep.study.recorded.series import counts, samples_per_epoch, steps, validations
 
 HIGH_TRAINING_ERROR = 0.10
 """Training error from which a model underfits."""

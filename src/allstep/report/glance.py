@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from allstep.report.ending import is_finished
-from allstep.report.series import counts, samples_per_epoch, steps, validations
 from allstep.runlog import RunRecord, number
+from allstep.study.recorded.series import counts, samples_per_epoch, steps, validations
 
 
 @dataclass(frozen=True)

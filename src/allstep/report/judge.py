@@ -25,26 +25,20 @@ from allstep.report.ending import (
 )
 from allstep.report.judgement import Judgement, Rule
 from allstep.report.run import Run
-from allstep.report.series import samples_per_epoch, steps, whole
-from allstep.report.split import slowest_by_line, split
 from allstep.report.sync.sync_advice import (
     asynchronous,
     bound_waits,
     in_place_of_waiting,
     shares_of,
 )
-from allstep.report.worlds import longest
 from allstep.runlog import Fields, RunRecord, number
 from allstep.study.calibration.gain_of_run import gain_of_run
+from allstep.study.recorded.series import samples_per_epoch, steps, whole
+from allstep.study.recorded.split import INPUT_SHARE, WAIT_SHARE, late_worker, split
+from allstep.study.recorded.worlds import longest
 
 SPIKE_FACTOR, SPIKE_OF_FIRST, SPIKE_WINDOW = 2.0, 0.1, 10
 """A spike is twice the median of the ten lines before, and higher by a tenth of the first loss."""
-INPUT_SHARE = 0.15
-"""Fraction of a worker's time from which waiting for input is a problem."""
-LATENESS, LATE_OFTEN = 1.15, 0.6
-"""Own work of the slowest by the median of the others, and the fraction of lines it is slowest."""
-WAIT_SHARE = 0.25
-"""Fraction of every worker's time from which waiting for gradients is reported."""
 
 
 def judge(record: RunRecord, now: float) -> list[Judgement]:
@@ -140,8 +134,7 @@ def input_bound(record: RunRecord) -> Judgement | None:
     found = split(record)
     if found is None:
         return None
-    ranks = range(len(found.ranks))
-    rank = max(ranks, key=lambda each: found.share(each, "input"))
+    ranks, rank = range(len(found.ranks)), found.hungriest
     share = found.share(rank, "input")
     if share < INPUT_SHARE:
         return None
@@ -162,17 +155,13 @@ def straggler(record: RunRecord) -> Judgement | None:
 
     In an asynchronous run no worker waits for it.
     """
-    found = split(record)
-    if found is None or found.lateness < LATENESS or record.syncs:
+    found, late = split(record), late_worker(record)
+    if found is None or late is None or record.syncs:
         return None
-    rank = found.slowest
-    slowest = slowest_by_line(record)
-    often = slowest.count(rank) / len(slowest)
-    if often < LATE_OFTEN:
-        return None
+    rank, slowest = late.rank, late.lines
     figures = (
         f"worker {rank}{_host(record, rank)} works {found.lateness:.3g} times as long as the"
-        f" others, and was the slowest in {percent(often, 0)} of {len(slowest)} intervals"
+        f" others, and was the slowest in {percent(late.often, 0)} of {slowest} intervals"
     )
     advice = (
         "Check that host for other processes, clock rate and disk; `allstep doctor` compares hosts."
@@ -186,7 +175,7 @@ def waiting(record: RunRecord) -> Judgement | None:
     found = split(record)
     if found is None or len(found.ranks) < 2:
         return None
-    least = min(found.share(rank, "wait") for rank in range(len(found.ranks)))
+    least = found.least_wait
     if least < WAIT_SHARE:
         return None
     figures = f"even the busiest worker waits {percent(least, 0)} of its time for other gradients"

@@ -31,12 +31,12 @@ from allstep.report.landscape import LandscapeView
 from allstep.report.landscape import views as landscape_views
 from allstep.report.run import Run, read_runs
 from allstep.report.scores import COLUMNS, Scores, scores
-from allstep.report.series import steps
-from allstep.report.split import PHASES, Split, split
 from allstep.report.stragglers import COLUMNS as STRAGGLER_COLUMNS
 from allstep.report.stragglers import Stragglers, stragglers
 from allstep.report.sync import party_figures
 from allstep.report.sync.party_figures import Parties, parties
+from allstep.study.recorded.series import steps
+from allstep.study.recorded.split import PHASES, Split, split
 
 # workers whose time split is drawn; of more, the slowest and the fastest
 _BARS = 16

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from allstep.console.quantities import figure, milliseconds, seconds
 from allstep.parallel.sync_mode import NAMES, SyncMode
-from allstep.report.series import counts, samples_per_epoch, steps
-from allstep.report.split import PHASES, timed
-from allstep.report.worlds import World, worlds
 from allstep.runlog import Fields, RunRecord, number
+from allstep.study.recorded.series import counts, samples_per_epoch, steps
+from allstep.study.recorded.split import PHASES, timed
+from allstep.study.recorded.worlds import World, worlds
 from allstep.train.watch.claimed_interval import ClaimedIntervals
 from allstep.train.watch.straggler_advice import advice
 from allstep.train.watch.straggler_watch import NETWORK, Interval, Straggler, StragglerWatch

@@ -15,6 +15,8 @@ calibration        measurements of a model on this machine, for `allstep plan`
 updates            updates to a goal by batch size, the best of a few learning rates each
 data               error by number of training samples: the curve, and what a goal needs
 sync               modes between synchronous and asynchronous: a grid of runs with several workers
+scale              one recipe with several numbers of workers: speed, and where it is lost
+recorded           the time of each worker of a recorded run, for `scale` and `report`
 one_precision      one precision for all runs of a study when the recipe has precision=auto
 ```
 

@@ -75,6 +75,7 @@ def run(
     callback: StudyCallback | None = None,
     until: Callable[[State], bool] = lambda state: False,
     retry: bool = False,
+    cores: int | None = None,
 ) -> dict[str, Outcome]:
     """Run the trials that `study` wants, and return the outcomes by name of trial.
 
@@ -82,11 +83,13 @@ def run(
     trials that run at the same time. `callback` receives the progress (default: none). `until` is
     called with each state and ends the call early by returning True, for instance once there is a
     forecast; the trials that run then resume in the next call. `retry` runs failed trials again.
+    `cores` limits the sum of the cores of the trials that run at the same time; one trial always
+    runs.
     """
     with folder.held(study):
         if retry:
             folder.forget_failures()
-        runner = _Runner(study, folder, lanes, callback or StudyCallback())
+        runner = _Runner(study, folder, lanes, callback or StudyCallback(), cores)
         try:
             runner.go(until)
         finally:
@@ -127,8 +130,14 @@ def _look_up(
 
 class _Runner:
     def __init__(
-        self, study: Study, folder: StudyFolder, lanes: int, callback: StudyCallback
+        self,
+        study: Study,
+        folder: StudyFolder,
+        lanes: int,
+        callback: StudyCallback,
+        cores: int | None,
     ) -> None:
+        self.cores = cores
         self.study, self.folder, self.lanes, self.callback = study, folder, lanes, callback
         self.results: dict[str, Outcome] = {}
         self.running: dict[str, _Running] = {}
@@ -154,8 +163,24 @@ class _Runner:
     def _fill(self) -> None:
         """Read the outcomes of finished trials, then start wanted ones while lanes are free."""
         self._look_up()
-        while self.waiting and len(self.running) < self.lanes:
+        while self.waiting and len(self.running) < self.lanes and self._fits(self.waiting[0]):
             self._start(self.waiting.pop(0))
+
+    def _fits(self, trial: Trial) -> bool:
+        """Return whether the cores suffice for one more trial.
+
+        A trial does not overtake one that waits for cores: the order is part of some studies.
+        """
+        if self.cores is None or not self.running:
+            return True
+        return sum(each.trial.cores for each in self.running.values()) + trial.cores <= self.cores
+
+    def _lanes(self, trials: list[Trial]) -> int:
+        """Return how many of these trials run at the same time."""
+        if self.cores is None or not trials:
+            return self.lanes
+        largest = max(trial.cores for trial in trials)
+        return max(1, min(self.lanes, self.cores // largest))
 
     def _look_up(self) -> None:
         known = set(self.results)
@@ -249,7 +274,7 @@ class _Runner:
         waiting = [self.forecast.left(trial) for trial in self.waiting]
         trials = [each.trial for each in self.running.values()] + self.waiting
         usual = sum(self.forecast.left(trial) for trial in trials) / len(trials) if trials else 0.0
-        return in_lanes(going, [*waiting, *[usual] * unknown], self.lanes)
+        return in_lanes(going, [*waiting, *[usual] * unknown], self._lanes(trials))
 
     def end_all(self) -> None:
         """Release all leashes, then wait for each process: they end in parallel."""

@@ -47,6 +47,7 @@ def training(
         seconds=config.num_epochs * _EPOCH_SECONDS * (1 + _STEP_SAMPLES / config.batch),
         epochs=config.num_epochs,
         settings=_digest(config, num_workers, options),
+        cores=num_workers,
         facts=facts,
     )
 
@@ -76,16 +77,19 @@ def found(
     return prepare(recipe, [*overrides, *named], None).config, named
 
 
-def check_data(config: RunConfig, batches: Sequence[int]) -> None:
-    """Open the data once, as every run will; raise an error for bad data or too large a batch.
+def check_data(config: RunConfig, batches: Sequence[int]) -> int:
+    """Open the data once, as every run will, and return the number of training samples.
 
-    `batches` are the batches of the study in rising order.
+    Raise an error for bad data or too large a batch. `batches` are those of the study in rising
+    order.
     """
     smallest, largest = (
         config.model_copy(update={"batch": b, "batch_per_worker": None})
         for b in (batches[0], batches[-1])
     )
-    check_batch(largest.resolved(1), len(check(Prepared(smallest)).train))
+    num_train = len(check(Prepared(smallest)).train)
+    check_batch(largest.resolved(1), num_train)
+    return num_train
 
 
 def num_training_samples(config: RunConfig) -> int:

@@ -44,6 +44,8 @@ class Trial:
 
     Empty if the name alone decides the result.
     """
+    cores: int = 1
+    """Cores that the trial needs while it runs."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The values that the trial tries, for the code that reads the results."""
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from allstep.report import judge, write_report
-from allstep.report.split import split
 from allstep.report.sync.party_figures import BOTTOM, TOP, parties
 from allstep.report.sync.sync_advice import gained, gains
 from allstep.runlog import RunRecord
+from allstep.study.recorded.split import split
 from allstep.train.watch.recorded_sync import recorded_sync
 from support.html_checker import Checker
 from support.synthetic_runs import BEGAN, lines, record, write

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from allstep.console.quantities import count, figure, nbytes, percent, plural, seconds, times
-from allstep.report.series import steps
 from allstep.runlog import RunRecord, number
+from allstep.study.recorded.series import steps
 from allstep.train.watch.recorded_sync import (
     PartyTotals,
     RecordedSync,

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from allstep.console.quantities import figure, percent, plural
 from allstep.report.judgement import Judgement
-from allstep.report.split import Split
 from allstep.report.sync.party_figures import training_seconds
 from allstep.runlog import RunRecord, kept
+from allstep.study.recorded.split import Split
 from allstep.train.watch.recorded_sync import RecordedSync, parties_of, recorded_sync
 from allstep.train.watch.sync_gains import GAIN, Gains, gains_of, times
 

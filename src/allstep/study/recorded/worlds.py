@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from allstep.report.series import change_lines, steps
 from allstep.runlog import Fields, RunRecord
+from allstep.study.recorded.series import change_lines, steps
 
 
 @dataclass(frozen=True)

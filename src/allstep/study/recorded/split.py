@@ -17,14 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.report.series import Clock, Series, steps, whole
-from allstep.report.worlds import longest, worlds
 from allstep.runlog import LARGEST, Fields, RunRecord
+from allstep.study.recorded.series import Clock, Series, steps, whole
+from allstep.study.recorded.worlds import longest, worlds
 
 PHASES = ("input", "compute", "wait", "update")
 _OWN = (0, 1, 3)
 # the first line includes imports, first allocations and empty queues
 _WARMING_UP = 1
+
+INPUT_SHARE = 0.15
+"""Fraction of a worker's time from which waiting for input is a problem."""
+LATENESS, LATE_OFTEN = 1.15, 0.6
+"""Own work of the slowest by the median of the others, and the fraction of lines it is slowest."""
+WAIT_SHARE = 0.25
+"""Fraction of every worker's time from which waiting for gradients is reported."""
 
 Times = NDArray[np.float64]
 
@@ -45,6 +52,16 @@ class Split:
         return sum(self.ranks[rank][PHASES[phase]] for phase in _OWN)
 
     @property
+    def hungriest(self) -> int:
+        """The rank that waits for input for the largest part of its time."""
+        return max(range(len(self.ranks)), key=lambda rank: self.share(rank, "input"))
+
+    @property
+    def least_wait(self) -> float:
+        """Fraction of its time that the busiest worker waits for others and for gradients."""
+        return min(self.share(rank, "wait") for rank in range(len(self.ranks)))
+
+    @property
     def slowest(self) -> int:
         """The rank with the most own work."""
         return max(range(len(self.ranks)), key=self.own)
@@ -63,6 +80,27 @@ def split(record: RunRecord) -> Split | None:
         return None
     sums = (times[_WARMING_UP:] if len(times) > _WARMING_UP else times).sum(axis=0)
     return Split(tuple(dict(zip(PHASES, rank.tolist(), strict=True)) for rank in sums.T))
+
+
+@dataclass(frozen=True)
+class LateWorker:
+    """A worker that holds up the others: the slowest one by far, and most of the time."""
+
+    rank: int
+    often: float
+    """Fraction of the lines in which it is the slowest."""
+    lines: int
+    """Number of lines of its world."""
+
+
+def late_worker(record: RunRecord) -> LateWorker | None:
+    """Return the worker that holds up the others; None if there is none."""
+    found = split(record)
+    if found is None or found.lateness < LATENESS:
+        return None
+    slowest = slowest_by_line(record)
+    often = slowest.count(found.slowest) / len(slowest)
+    return LateWorker(found.slowest, often, len(slowest)) if often >= LATE_OFTEN else None
 
 
 def slowest_by_line(record: RunRecord) -> list[int]:
