@@ -41,7 +41,7 @@ def _common(config: ResolvedConfig) -> None:
                     f"sync.{name} is for the outer step of DiLoCo, and sync={section.name} has"
                     " none: omit it, or set sync=diloco:32"
                 )
-    if section.codec is not None:
+    if section.compresses:
         _compressed(config)
 
 
@@ -95,7 +95,7 @@ def _elastic(section: SyncConfig) -> None:
 
 def synchronous(config: ResolvedConfig) -> ResolvedConfig:
     """Return the config with steps that all workers make together, for a check of single steps."""
-    if config.sync.mode.name in ("allreduce", "server") and config.sync.codec is None:
+    if config.sync.mode.name in ("allreduce", "server") and not config.sync.compresses:
         return config
     return config.model_copy(update={"sync": SyncConfig()})
 
@@ -112,7 +112,7 @@ def check_replacements(config: RunConfig) -> None:
 
 def check_hosts(config: RunConfig, world: World) -> None:
     """Raise ConfigError if mode, parties and compression do not fit the hosts of the workers."""
-    if config.sync.codec is not None and world.local_size == world.size:
+    if config.sync.compresses and world.local_size == world.size:
         raise ConfigError(
             f"sync.compress={config.sync.compress} compresses what crosses hosts, and this run has"
             " one host, where workers share memory: omit it, or start workers on several hosts"

@@ -3,21 +3,17 @@
 `sync=stale:2` on the command line is `sync.name=stale:2`.
 """
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from allstep.compression.codec_name import NONE, codec_name
 from allstep.errors import ConfigError
 from allstep.parallel.sync_mode import SyncMode, sync_mode
 from allstep.train.config.number_types import Decay, Positive
 from allstep.train.config.section import Section
 
-if TYPE_CHECKING:
-    from allstep.compression import Codec
-
-NONE = "none"
-"""The value of `compress` without a codec."""
 AVAILABLE = ("allreduce", "server", "async", "stale", "clock", "lazy", "local", "diloco", "elastic")
 """Modes that `allstep train` can run."""
 
@@ -35,18 +31,13 @@ def _known(text: str) -> str:
 
 
 def _codec(text: str) -> str:
-    if text.strip().lower() == NONE:
-        return NONE
-    # Codecs import torch, which a launcher does not load to read a config.
-    from allstep.compression import codec_from
-
     try:
-        codec = codec_from(text)
+        found = codec_name(text)
     except ConfigError as error:
         reason = str(error).partition(": ")[2]
         expected = f"a codec such as bf16 or 2bit ({reason})"
         raise PydanticCustomError("compress", "{expected}", {"expected": expected}) from error
-    return NONE if codec is None else codec.text
+    return NONE if found is None else found.text
 
 
 class SyncConfig(Section):
@@ -84,10 +75,6 @@ class SyncConfig(Section):
         return sync_mode(self.name)
 
     @property
-    def codec(self) -> "Codec | None":
-        """The codec that `compress` names; None for "none"."""
-        if self.compress == NONE:
-            return None
-        from allstep.compression import codec_from
-
-        return codec_from(self.compress)
+    def compresses(self) -> bool:
+        """Whether gradients between hosts are compressed."""
+        return self.compress != NONE

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from allstep.comm.group import agree
+from allstep.compression import codec_from
 from allstep.data import Loader
 from allstep.optim import RunningNoiseScale
 from allstep.parallel.replicated import ReplicatedOptimizer
@@ -135,7 +136,7 @@ def _distributed(
         # Each party's gradients are its own.
         world = World.alone()
     averaging = build.make_averaging(config, model, optimizer, is_elastic)
-    serves, codec = config.sync.mode.name == "server", config.sync.codec
+    serves, codec = config.sync.mode.name == "server", codec_from(config.sync.compress)
     made = build.distribute(
         model, optimizer, world, config.accumulation, share, is_elastic, averaging, serves, codec
     )

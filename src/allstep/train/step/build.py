@@ -164,7 +164,7 @@ def shares_weights(
         return world.size > 1 or is_elastic
     if mode.averages_weights or not mode.has_equal_steps:
         return False
-    if config.sync.codec is not None:
+    if config.sync.compresses:
         if device.type != "cpu":
             raise ConfigError(
                 f"sync.compress={config.sync.compress} works on CPUs only so far, and this run"
@@ -273,7 +273,7 @@ def outer_note(optimizer: ReplicatedOptimizer) -> list[str]:
 
 def compress_note(config: RunConfig, is_resumed: bool) -> list[str]:
     """Return a note on what `sync.compress` does in a run."""
-    if config.sync.codec is None:
+    if not config.sync.compresses:
         return []
     text = f"sync.compress={config.sync.compress}: the sums that hosts exchange are encoded"
     lost = "; what was not sent before the checkpoint is lost" if is_resumed else ""
