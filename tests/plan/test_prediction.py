@@ -23,7 +23,7 @@ from allstep.plan.calibration import (
 )
 from allstep.plan.calibration_file import read_calibration, to_json
 from allstep.plan.knowledge import connection, measured_parts
-from allstep.plan.prediction import PARTS, Question, cluster_of, fitted, knowledge, predict
+from allstep.plan.prediction import PARTS, Question, checks, cluster_of, fitted, knowledge, predict
 
 LINK = Speed(25e-6, 1.25e9, math.inf)
 NBYTES = (1e5, 4e6, 2e6, 1e4)
@@ -179,6 +179,21 @@ def test_a_step_over_hosts_is_predicted_as_it_was_measured(seconds: float, timed
     # A link that was not timed is at most as fast as its nominal rate.
     is_at_limit = not timed and known.link is not None and known.link.bandwidth > 1.19e8
     assert found == pytest.approx(seconds, rel=0.01) or (is_at_limit and found > seconds)
+
+
+def test_each_step_together_is_checked_without_itself() -> None:
+    """A calibration that follows the formulas has checks without an error."""
+    plain = calibration(host=a_host())
+    exact = predict(plain, knowledge(plain), Question(2, batch_per_worker=64), 2).seconds
+    made = calibration(host=a_host(together=exact))
+    (found,) = checks(made)
+    assert found.error == pytest.approx(0, abs=1e-6)
+    (slow,) = checks(calibration(host=a_host(together=2 * exact)))
+    assert slow.error == pytest.approx(-0.5, abs=1e-6)
+    link = Speed(1e-4, 1.2e8, 5e9)
+    over = HostsTimes(2, 2, link, 64, (), 1.0)
+    both = checks(calibration(host=a_host(together=exact), hosts=over))
+    assert [(each.workers, each.hosts) for each in both] == [(2, 1), (4, 2)]
 
 
 def test_one_worker_measured_elsewhere_scales_the_computation() -> None:

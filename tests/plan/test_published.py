@@ -7,7 +7,7 @@ from time import perf_counter
 
 import pytest
 
-from allstep.cli.plan_speed import plan
+from allstep.cli.planning.plan_speed import plan
 from allstep.costs.speed import Speed
 from allstep.errors import ConfigError
 from allstep.plan.models import layers_of
@@ -117,7 +117,7 @@ def test_a_series_of_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         if each.run.name == "K80, servers: inception_v3"
     ]
     assert [each.errors for each in own] == [each.errors for each in built_in]
-    plan(file, published=True)
+    plan([str(file)], published=True)
     assert "| K80 x 8, Inception V3, servers |     8 |" in capsys.readouterr().out
     # The page describes the format with the same example.
     assert SERIES.strip() in PLANNER.read_text()
@@ -171,8 +171,10 @@ def test_a_file_without_series(tmp_path: Path, text: str) -> None:
 
 def test_wrong_use_of_the_command(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
-        plan(tmp_path / "none.yaml", published=True)
-    with pytest.raises(ConfigError, match="expected --published"):
+        plan([str(tmp_path / "none.yaml")], published=True)
+    with pytest.raises(
+        ConfigError, match="expected one recipe or config file, found none; or --published"
+    ):
         plan()
 
 

@@ -9,7 +9,7 @@ from allstep.cli.bench import bench
 from allstep.cli.data import data
 from allstep.cli.doctor import doctor
 from allstep.cli.horovod.path import horovod_path
-from allstep.cli.plan_speed import plan
+from allstep.cli.planning.plan_speed import plan
 from allstep.cli.report import report
 from allstep.cli.run import run
 from allstep.cli.saved_run.eval import eval_

@@ -13,6 +13,7 @@ published_table             predicted against published
 calibration, calibration_file   what was measured of a model on a machine, also as a file
 knowledge                   what a calibration shows about a cluster
 prediction                  speed and parts of a step of a number of workers
+answers                     tables, what-ifs and goodput for a user's question
 ```
 
 Start with `simulator`.

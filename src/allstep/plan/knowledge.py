@@ -40,6 +40,8 @@ class Knowledge:
     """Factor on the computation when all `per_host` workers of a host are busy."""
     update: float = 1.0
     """The same for the update."""
+    input: float = 1.0
+    """The same for the input pipeline."""
     overhead: float = 0.0
     """Seconds per step that several workers take beyond the formulas."""
     alone: float = 1.0
@@ -60,6 +62,10 @@ class Knowledge:
     def update_of(self, workers: int) -> float:
         """Return the factor on the update when `workers` workers of a host are busy."""
         return _part(self.update, workers, self.per_host)
+
+    def input_of(self, workers: int) -> float:
+        """Return the factor on the input when `workers` workers of a host are busy."""
+        return _part(self.input, workers, self.per_host)
 
 
 def measured_parts(calibration: Calibration) -> Knowledge:
@@ -84,6 +90,8 @@ def _with_host(known: Knowledge, calibration: Calibration, host: HostTimes) -> K
         inside=connection(host.sums, host.workers) if host.sums else known.inside,
         contention=compute / (alone.forward + alone.backward),
         update=busy.update / alone.update if alone.update > 0 else 1.0,
+        # Where workers waited for input only when their host was busy.
+        input=max(1.0, busy.input / alone.input) if alone.input > 0 else 1.0,
         jitter=max(known.jitter, busy.jitter),
         slow=slow,
         slowest=rank,

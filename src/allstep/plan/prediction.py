@@ -50,6 +50,8 @@ class Question:
     jitter: float | None = None
     slow: float | None = None
     """Factor by which one worker always takes longer; None: as measured."""
+    slow_rank: int = 0
+    """The rank of that worker: fewer workers do not have it."""
     algorithm: str = AUTO
     gradients: float = 1.0
     """Bytes sent for each byte of a gradient."""
@@ -146,8 +148,15 @@ def cluster_of(known: Knowledge, question: Question, workers: int) -> Cluster:
         link,
         question.inside or known.inside,
         known.jitter if question.jitter is None else question.jitter,
-        known.slow if question.slow is None else question.slow,
+        _slowest(known, question, workers),
     )
+
+
+def _slowest(known: Knowledge, question: Question, workers: int) -> float:
+    """Return the factor of a worker that is always slower, if the cluster has it."""
+    if question.slow is not None:
+        return question.slow if question.slow_rank < workers else 1.0
+    return known.slow if known.slowest is not None and known.slowest < workers else 1.0
 
 
 def _busy(
@@ -161,6 +170,7 @@ def _busy(
     beyond = known.beyond if cluster.hosts > 1 else 1.0
     busy = alone.slowed(beyond * known.contention_of(cluster.per_host))
     update = busy.update * known.update_of(cluster.per_host)
+    supply = busy.input * known.input_of(cluster.per_host) / question.input
     sent = question.gradients
     if calibration.shares_weights and cluster.hosts == 1 and cluster.per_host > 1:
         # Each worker updates its part, and gets no other sums than those of its part.
@@ -168,7 +178,7 @@ def _busy(
     gradients = tuple(
         Gradient(sent * each.nbytes, each.ready, each.needed) for each in busy.gradients
     )
-    return replace(busy, gradients=gradients, update=update, input=busy.input / question.input)
+    return replace(busy, gradients=gradients, update=update, input=supply)
 
 
 def knowledge(calibration: Calibration) -> Knowledge:
@@ -183,6 +193,41 @@ def knowledge(calibration: Calibration) -> Knowledge:
             asked = Question(hosts.per_host, batch_per_worker=hosts.batch)
             known = fitted(calibration, known, asked, hosts.size, hosts.together)
     return known
+
+
+@dataclass(frozen=True)
+class Check:
+    """A step that was measured, and how it is predicted from all other measurements."""
+
+    workers: int
+    hosts: int
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted / self.measured - 1
+
+
+def checks(calibration: Calibration) -> list[Check]:
+    """Predict each measured step of workers together from what was measured before it.
+
+    These are one worker, independent copies and timed allreduces; over several hosts also the step
+    of one host.
+    """
+    known, host, hosts = measured_parts(calibration), calibration.host, calibration.hosts
+    found = []
+    if host is not None and host.together is not None:
+        asked = Question(host.workers, batch_per_worker=host.independent.batch)
+        predicted = predict(calibration, known, asked, host.workers).seconds
+        found.append(Check(host.workers, 1, predicted, host.together))
+        known = fitted(calibration, known, asked, host.workers, host.together)
+    if hosts is not None and hosts.together is not None:
+        asked = Question(hosts.per_host, batch_per_worker=hosts.batch)
+        predicted = predict(calibration, _with_sums(calibration, known), asked, hosts.size).seconds
+        found.append(Check(hosts.size, hosts.hosts, predicted, hosts.together))
+    return found
 
 
 def _with_sums(calibration: Calibration, known: Knowledge) -> Knowledge:
@@ -247,21 +292,28 @@ def _faster_host(known: Knowledge, taken: Taken, seconds: float) -> Knowledge:
 def _over_hosts(known: Knowledge, taken: Taken, seconds: float, is_timed: bool) -> Knowledge:
     """Return `known` for a step over several hosts.
 
-    is_timed: the rate of the link was measured, so that a slower step is due to something else.
+    is_timed: the link was measured, so that a slower step is due to something else, and a faster
+    one shows that the link is better than when it was measured.
     """
-    if known.link is not None and (not is_timed or taken(known) > seconds):
-        link = known.link
-        low, high = (link.bandwidth, 100.0) if is_timed else (SLOWEST_LINK, 1.0)
+    link = known.link
+    if link is None or (is_timed and taken(known) <= seconds):
+        return _slower(lambda each: replace(known, beyond=each), taken, seconds)
 
-        def at_rate(rate: float) -> Knowledge:
-            return replace(known, link=replace(link, bandwidth=rate))
+    def at_rate(rate: float) -> Knowledge:
+        return replace(known, link=replace(link, bandwidth=rate))
 
-        known = at_rate(
-            falling_to(lambda each: taken(at_rate(each)), seconds, low, high * link.bandwidth)
+    def improved(factor: float) -> Knowledge:
+        better = Speed(link.latency / factor, factor * link.bandwidth, link.adding)
+        return replace(known, link=better)
+
+    if not is_timed:
+        # At most the nominal rate.
+        return at_rate(
+            falling_to(lambda each: taken(at_rate(each)), seconds, SLOWEST_LINK, link.bandwidth)
         )
-        if not is_timed or taken(known) <= seconds * _SAME:
-            return known
-    found = known
+    found = improved(falling_to(lambda each: taken(improved(each)), seconds, 1.0, 100.0))
+    if taken(found) <= seconds * _SAME:
+        return found
     return _slower(lambda each: replace(found, beyond=each), taken, seconds)
 
 

@@ -24,6 +24,7 @@ from allstep.report.ending import (
     silence_timeout,
 )
 from allstep.report.judgement import Judgement, Rule
+from allstep.report.run import Run
 from allstep.report.sync.sync_advice import (
     asynchronous,
     bound_waits,
@@ -31,6 +32,7 @@ from allstep.report.sync.sync_advice import (
     shares_of,
 )
 from allstep.runlog import Fields, RunRecord, number
+from allstep.study.calibration.gain_of_run import gain_of_run
 from allstep.study.recorded.series import samples_per_epoch, steps, whole
 from allstep.study.recorded.split import INPUT_SHARE, WAIT_SHARE, late_worker, split
 from allstep.study.recorded.worlds import longest
@@ -51,6 +53,14 @@ def judge(record: RunRecord, now: float) -> list[Judgement]:
     ]
     judgements = [each for each in found if each is not None]
     return [*(judgements or [all_well(record, seen.errors)]), *batch_by_noise(record)]
+
+
+def one_change(run: Run) -> list[Judgement]:
+    """Return what one change would gain, if the run has a calibration; not in RULES for that."""
+    found = gain_of_run(run.folder, run.config, run.record)
+    if found is None:
+        return []
+    return [Judgement("one_change", "hint", "What one change would gain", *found)]
 
 
 def unfinished(record: RunRecord, now: float) -> Judgement | None:

@@ -25,7 +25,7 @@ from allstep.report.ending import Status, status
 from allstep.report.facts import facts
 from allstep.report.glance import Glance, glance
 from allstep.report.heat import Heat, trust_heat
-from allstep.report.judge import judge
+from allstep.report.judge import judge, one_change
 from allstep.report.judgement import Judgement
 from allstep.report.landscape import LandscapeView
 from allstep.report.landscape import views as landscape_views
@@ -141,7 +141,7 @@ def _view(run: Run, number: int, first: Run, now: float, landscape: LandscapeVie
         status=status(run.record, now),
         glance=shown,
         speed_up=speed_up(glance(first.record), shown) if number else None,
-        judgements=judge(run.record, now),
+        judgements=[*judge(run.record, now), *one_change(run)],
         scores=scores(run.record),
         split=found,
         shown_ranks=_shown_ranks(found) if found else (),

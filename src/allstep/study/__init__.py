@@ -11,6 +11,7 @@ Study (study)      the trials to run, in an order that may depend on results, an
     Forecast (forecast)    estimates the remaining time
 
 batch              remedies by batch size: a grid of runs, its table and its plots
+calibration        measurements of a model on this machine, for `allstep plan`
 updates            updates to a goal by batch size, the best of a few learning rates each
 data               error by number of training samples: the curve, and what a goal needs
 sync               modes between synchronous and asynchronous: a grid of runs with several workers
@@ -20,7 +21,7 @@ one_precision      one precision for all runs of a study when the recipe has pre
 ```
 
 The modules above the empty line know nothing of batches, learning rates or models: they read only
-run records. The package does not import torch.
+run records. The package does not import torch, except `calibration.rank`, which workers run.
 """
 
 from allstep.study.folder import StudyFolder
