@@ -286,7 +286,7 @@ def answer(**changes: Any) -> Answer:
         "steps": steps,
         "weights": FINE,
         "loss": 1.0,
-        "accuracy": 0.5,
+        "metrics": {"accuracy": 0.5},
         "count": 30,
     }
     return Answer(**{**same, **changes})
@@ -310,7 +310,7 @@ def answer(**changes: Any) -> Answer:
         ),
         ({"weights": OFF}, ["after the last step: the weight of w (2x3)"]),
         ({"count": 31}, ["30 samples were counted there and 31 here"]),
-        ({"accuracy": 0.6}, ["the accuracy is 0.5 there and 0.6 here"]),
+        ({"metrics": {"accuracy": 0.6}}, ["the accuracy is 0.5 there and 0.6 here"]),
         (
             {"alike": "w differs on rank 1"},
             ["2 workers do not have the same weights", "w differs on rank 1"],

@@ -292,6 +292,8 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
     assert claim_folder(config, tmp_path / "out").path == tmp_path / "out"
     claim_folder(config, tmp_path / "out")  # no run in it so far
     (tmp_path / "out" / "run.jsonl").write_text('{"kind": "start"}\n')
+    claim_folder(config, tmp_path / "out")  # killed before its first step
+    (tmp_path / "out" / "run.jsonl").write_text('{"kind": "start"}\n{"kind": "step"}\n')
     with pytest.raises(ConfigError, match="already holds a run"):
         claim_folder(config, tmp_path / "out")
     (tmp_path / "file").touch()
