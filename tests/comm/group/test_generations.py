@@ -141,7 +141,7 @@ def test_a_rank_that_hangs_while_its_world_is_formed(ranks: Ranks) -> None:
         launcher.form(["c", "a"], source=1)
 
     outcomes = run_generations(
-        ranks, ["a", "b", "c"], one_world, change, env={"ALLSTEP_START_TIMEOUT": "3"}
+        ranks, ["a", "b", "c"], one_world, change, env={"ALLSTEP_START_TIMEOUT": "8"}
     )
     assert outcomes["b"].exit_code < 0
     for rank, ticket in enumerate(["c", "a"]):

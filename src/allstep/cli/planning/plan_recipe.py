@@ -123,6 +123,8 @@ def _config(recipe: str, overrides: Sequence[str], options: PlanOptions) -> "Run
         read_link(options.cluster.link)
     if options.what_if is not None:
         with_change(Question(1, batch=1), options.what_if)
+    if options.cluster.alone is not None and options.measured.like is not None:
+        raise ConfigError("--alone and --like both give the speed of a worker; give one of them")
     if options.measured.hosts is not None and (options.measured.source or options.measured.like):
         raise ConfigError("-H measures on hosts, --from and --like do not measure; give one")
     return read_config(recipe, overrides)
@@ -236,7 +238,8 @@ def _measured_or_kept(
     if file.exists() and not options.measured.again and options.measured.hosts is None and alone:
         kept = read_calibration(file)
         given = options.batch is not None or options.batch_per_worker is not None
-        check_same_run(kept, config, str(file), given or options.cluster.alone is not None)
+        advice = "--calibrate measures again, --out FILE keeps both"
+        check_same_run(kept, config, str(file), given or options.cluster.alone is not None, advice)
         if options.cluster.alone is None:
             check_same_machine(kept, str(file))
         print_notice(
@@ -270,7 +273,9 @@ def _measure(recipe: str, overrides: Sequence[str], options: PlanOptions) -> "Ca
     # Missing data is downloaded here, and errors in it are reported at once.
     with file_bars() as progress:
         config = prepare(recipe, overrides, options.measured.data, progress).config
-    count = options.cluster.per_host or default_num_workers(config)
+    # No more workers than the machine has room for: others would measure their own crowd.
+    count = default_num_workers(config)
+    count = min(count, options.cluster.per_host or count)
     if options.cluster.alone is not None:
         # Only bytes and shape of a step are needed; the speeds are given.
         key = "batch_per_worker" if config.batch_per_worker else "batch"

@@ -212,8 +212,13 @@ class Links:
         except CommError as error:
             self.fail(error)
             raise
-        for server, why in lost.items():
-            self._note_lost(server, why)
+        try:
+            for server, why in lost.items():
+                self._note_lost(server, why)
+        except CommError as error:
+            # This side may be the one that is cut off: it must not continue alone.
+            self.fail(error)
+            raise
         if lost and not self.living:
             self.fail(self._server_lost(min(lost), text))
             assert self._failure is not None

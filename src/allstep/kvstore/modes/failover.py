@@ -23,7 +23,8 @@ from allstep.kvstore.links.all_links import Request
 from allstep.kvstore.links.pair import as_bytes, text_bytes
 from allstep.kvstore.links.server_loss import ServerLost
 from allstep.kvstore.memory.key_memory import StoredKey
-from allstep.kvstore.modes.store_servers import StoreServers, part_text
+from allstep.kvstore.modes.part_forms import part_text
+from allstep.kvstore.modes.store_servers import StoreServers
 from allstep.kvstore.rules.headers import Header, Kind
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.offers import NONE, Offer
@@ -106,11 +107,7 @@ class Failover:
         """Take over the parts of servers that have been lost."""
         while lost := self._servers.lost.keys() - self._handled:
             server = min(lost)
-            try:
-                self._take_over(server)
-            except ServerLost:
-                # A successor is lost as well: what it had, or was to have, moves on.
-                pass
+            self._take_over(server)
             self._handled.add(server)
 
     def _take_over(self, server: int) -> None:
@@ -122,7 +119,11 @@ class Failover:
                     parts[index] = part._replace(server=next_server)
                     moved.setdefault(next_server, []).append((self._keys[key], parts[index]))
         for next_server, mine in moved.items():
-            self._hand_over(server, next_server, mine)
+            try:
+                self._hand_over(server, next_server, mine)
+            except ServerLost:
+                # What this successor has, or was to have, moves on when its turn comes.
+                continue
         touched = {stored.key: stored for mine in moved.values() for stored, _ in mine}
         self._moved(list(touched.values()))
 
@@ -153,6 +154,9 @@ class Failover:
         requests += self._states_of(chosen)
         for _, part in moved:
             self.copies.begin_epoch(part.number)
+        for _, part in chosen:
+            # What this worker sends is what the successor begins with.
+            self.copies.note(part.number, 0)
         if requests:
             self._servers.run(requests, _CALL)
 

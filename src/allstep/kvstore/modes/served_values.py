@@ -10,8 +10,9 @@ from torch import Tensor
 from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
 from allstep.kvstore.modes.key_values import Updater
 from allstep.kvstore.modes.key_wire import KeyWire
+from allstep.kvstore.modes.part_forms import described
 from allstep.kvstore.modes.row_wire import pull_rows
-from allstep.kvstore.modes.store_servers import StoreServers, described, refuse_updater
+from allstep.kvstore.modes.store_servers import StoreServers, refuse_updater
 from allstep.kvstore.rules.codecs import Codecs
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.store_kinds import StoreKind

@@ -24,14 +24,13 @@ from allstep.kvstore.links.announced import COUNT
 from allstep.kvstore.links.connect import connected, host_numbers
 from allstep.kvstore.links.pair import as_bytes, bytes_text, text_bytes
 from allstep.kvstore.links.server_loss import ServerLost
-from allstep.kvstore.memory.key_memory import KeyShape, StoredKey, short
+from allstep.kvstore.memory.key_memory import KeyShape, StoredKey
 from allstep.kvstore.modes.key_values import Updater
+from allstep.kvstore.modes.part_forms import part_text
 from allstep.kvstore.rules.codecs import Codecs
 from allstep.kvstore.rules.headers import Header, Kind
 from allstep.kvstore.rules.key_lists import Key
 from allstep.kvstore.rules.placement import PlacedPart, Placement
-from allstep.kvstore.rules.row_span import RowSpan
-from allstep.kvstore.rules.slices import Span
 from allstep.kvstore.rules.store_kinds import StoreKind
 from allstep.kvstore.updates.imported_class import optimizer_text
 from allstep.kvstore.updates.key_optimizer import StatePlan
@@ -172,10 +171,34 @@ class StoreServers:
         try:
             self.collect("barrier", "", needs_all=needs_all)
         finally:
-            late = self._links.ask_all(Header(Kind.WAKE), text, None)
+            late = self._wake(text)
         # No worker pushes before all have been woken, so all find the same gradients too old.
-        self.collect("end of barrier", "", needs_all=needs_all)
-        return {number for data in late for number in json.loads(bytes_text(data))}
+        self._end_barrier(needs_all=needs_all)
+        return late
+
+    def _wake(self, text: str) -> set[int]:
+        """Let the servers count this worker's reads again; return the parts that are too old.
+
+        A server that is lost meanwhile does not begin the barrier again: the others have passed
+        it. Its parts have no reads at the server that continues them.
+        """
+        late: set[int] = set()
+        for server in self._links.living:
+            try:
+                _, data = self._links.ask(server, Header(Kind.WAKE), text)
+            except ServerLost:
+                continue
+            late |= set(json.loads(bytes_text(data)))
+        return late
+
+    def _end_barrier(self, *, needs_all: bool) -> None:
+        """Wait until all have been woken; again through another server if the first is lost."""
+        while True:
+            try:
+                self.collect("end of barrier", "", needs_all=needs_all)
+            except ServerLost:
+                continue
+            return
 
     def from_rank_0(self, call: str, act: Callable[[], None]) -> None:
         """Run `act` in rank 0 while the others wait; raise its UserError on all of them."""
@@ -352,34 +375,12 @@ class StoreServers:
             session().part()
 
 
-def part_text(form: KeyShape, part: PlacedPart) -> str:
-    """Return what a server must know of a part."""
-    shape = _shape_of(form, part.span)
-    return json.dumps([form.key, short(form.dtype), shape, part.span[0], form.width])
-
-
 def refuse_updater(kind: StoreKind, updater: Updater) -> None:
     """Raise UserError: a function of one worker cannot run on servers."""
     raise UserError(
         f"set_updater: the values of this {kind.name!r} store are on servers, which cannot run a"
         " function of one worker; use set_optimizer, or a 'local' store"
     )
-
-
-def _shape_of(form: KeyShape, span: Span) -> list[int]:
-    """Return the shape of a part: of its rows, or of single elements if rows are cut."""
-    start, end = span
-    if span == (0, form.numel):
-        return list(form.shape)
-    if not form.num_rows:
-        return [end - start]
-    width = form.width if RowSpan(start, end, form.width).is_aligned else 1
-    return [(end - start) // width, width]
-
-
-def described(form: KeyShape) -> str:
-    """Return key, type and shape as text, to compare."""
-    return json.dumps([form.key, short(form.dtype), list(form.shape)])
 
 
 def _first_difference(one: list[str], other: list[str]) -> tuple[str, str]:

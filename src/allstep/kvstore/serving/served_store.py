@@ -73,7 +73,7 @@ class ServedStore:
     def set_codecs(self, text: str) -> None:
         """Receive and send encoded values from now on. text: of `Codecs`."""
         self.codecs = read_codecs(text)
-        for part in self.parts.values():
+        for part in list(self.parts.values()):
             self._encode_pulls(part)
 
     def _encode_pulls(self, part: ServedPart) -> None:
@@ -201,7 +201,7 @@ class ServedStore:
         Their gradients of this party have become too old.
         """
         living = self.calls.living
-        late = [n for n, part in self.parts.items() if not part.keep_read(party, living)]
+        late = [n for n, part in list(self.parts.items()) if not part.keep_read(party, living)]
         self.calls.rest(party, is_resting=False)
         return json.dumps(late)
 

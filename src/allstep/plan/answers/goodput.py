@@ -87,16 +87,20 @@ def best_way(
     """
     ways = [
         predict(calibration, known, replace(question, batch=batch, batch_per_worker=None), workers)
-        for batch in _batches(workers, most_each)
+        for batch in _batches(workers, most_each, calibration.num_train)
     ]
     best = min(ways, key=lambda each: progress.updates(each.batch) * each.seconds)
     seconds = progress.updates(best.batch) * best.seconds
     return Goal(best, seconds, _closed_form(calibration, progress, best))
 
 
-def _batches(workers: int, most_each: int | None) -> list[int]:
-    """Return the powers of two that have a sample for each worker, and fit."""
-    most = _LARGEST_BATCH if most_each is None else workers * most_each
+def _batches(workers: int, most_each: int | None, num_train: int) -> list[int]:
+    """Return the powers of two that have a sample for each worker, and fit.
+
+    A batch beyond the training split, of num_train samples, has no update in an epoch.
+    """
+    most = max(workers, num_train or _LARGEST_BATCH)
+    most = most if most_each is None else min(most, workers * most_each)
     powers = [2**i for i in range(27) if workers <= 2**i <= most]
     return powers or [min(most, max(workers, 1))]
 

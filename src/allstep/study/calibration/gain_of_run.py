@@ -7,6 +7,7 @@ run folder as `calibration.json`.
 """
 
 from collections.abc import Iterator, Mapping
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ def _from(
     batch = _batch(config)
     if batch is None or batch < size:
         return None
-    question = Question(max(1, round(size / num_hosts)), batch=batch)
+    question = Question(max(1, ceil(size / num_hosts)), batch=batch)
     one, now = (predict(calibration, known, question, each) for each in (1, size))
     found = best_changes(what_ifs(calibration, known, question, size))
     # A larger batch changes what is learned.

@@ -9,7 +9,7 @@ fast.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
@@ -64,7 +64,7 @@ class RunTimes:
         )
         computed = [fmean(each["compute"]) for each in per_step]
         # A line is the mean over several steps, which differ more than their means do.
-        spread = pstdev(computed) / fmean(computed) if len(computed) > 2 else 0.0
+        spread = pstdev(computed) / (fmean(computed) or inf) if len(computed) > 2 else 0.0
         self.jitter = min(0.5, spread * log_every**0.5)
 
     @property
@@ -130,7 +130,7 @@ def _alike(times: RunTimes) -> Calibration:
 def _fitted_to(times: RunTimes, shape: Calibration) -> tuple[Calibration, Knowledge]:
     """Return the calibration with the computation of the run, and knowledge that explains it."""
     profile = profile_at(shape, times.share)
-    per_host = max(1, round(times.size / times.num_hosts))
+    per_host = max(1, ceil(times.size / times.num_hosts))
     known = replace(
         knowledge(shape) if shape.host is not None else measured_parts(shape),
         jitter=times.jitter or shape.jitter,

@@ -13,11 +13,16 @@ from allstep.train.config.run_config import RunConfig
 
 
 def check_same_run(
-    calibration: Calibration, config: RunConfig, where: str, batch_is_given: bool
+    calibration: Calibration,
+    config: RunConfig,
+    where: str,
+    batch_is_given: bool,
+    advice: str = "give that of this run, or omit --from to calibrate",
 ) -> None:
     """Raise ConfigError if the calibration is of another model, data or batch than the config.
 
     batch_is_given: the batch of the plan is an option, so that of the recipe does not matter.
+    advice: the next step, for the error.
     """
     wanted = {
         "model": config.model.name,
@@ -32,7 +37,7 @@ def check_same_run(
             "batch": config.batch or 0,  # type: ignore[dict-item]
             "batch_per_worker": config.batch_per_worker or 0,  # type: ignore[dict-item]
         }
-    _check(calibration.facts, wanted, where, "give that of this run, or omit --from to calibrate")
+    _check(calibration.facts, wanted, where, advice)
 
 
 def cpu_name() -> str:

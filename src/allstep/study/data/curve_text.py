@@ -1,5 +1,6 @@
 """The curve of a data study in tables and sentences: laws, extrapolation and self-check."""
 
+import math
 from collections.abc import Sequence
 
 from allstep.console.markdown_table import table
@@ -79,7 +80,7 @@ def _check_section(checks: Sequence[Check]) -> list[str]:
         [
             f"{check.up_to:,.0f}",
             *_with_band(check.predicted),
-            f"{check.off:+.1%}",
+            "-" if math.isnan(check.off) else f"{check.off:+.1%}",
             "yes" if check.is_inside else "no",
         ]
         for check in checks

@@ -190,8 +190,8 @@ class Check(NamedTuple):
 
     @property
     def off(self) -> float:
-        """Distance of the prediction, relative to the measured error."""
-        return self.predicted.value / self.measured - 1
+        """Distance of the prediction, relative to the measured error; NaN if that is 0."""
+        return self.predicted.value / self.measured - 1 if self.measured else math.nan
 
     @property
     def is_inside(self) -> bool:

@@ -4,6 +4,7 @@ The curve is fitted to validation errors, as every decision of a study is; the t
 them are measured once, at the end of each run.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -135,7 +136,7 @@ class DataTable:
                     "up_to": each.up_to,
                     "predicted": each.predicted[:3],
                     "measured": each.measured,
-                    "off": each.off,
+                    "off": None if math.isnan(each.off) else each.off,
                     "inside": each.is_inside,
                 }
                 for each in self.checks

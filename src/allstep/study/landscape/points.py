@@ -23,6 +23,9 @@ from typing import Literal
 
 from allstep.errors import ConfigError
 
+MAX_POINTS = 1_000_000
+"""Largest number of points of a grid."""
+
 NUM_DIRECTIONS = 10
 """Directions of the flatness figure; the first two are those of the grid."""
 DISTANCE = 0.5
@@ -53,6 +56,8 @@ def parse_points(text: str) -> Grid:
     grid = tuple(map(int, text.split("x")))
     if min(grid) < 3:
         raise ConfigError(f"--points: expected at least 3 points along a direction, found {text}")
+    if prod(grid) > MAX_POINTS:
+        raise ConfigError(f"--points: expected at most {MAX_POINTS:,} points, found {text}")
     return grid
 
 

@@ -28,6 +28,7 @@ from allstep.files.bounded import read_json
 from allstep.study.landscape.point_file import FOLDER, Value
 from allstep.study.landscape.points import (
     DISTANCE,
+    MAX_POINTS,
     NUM_DIRECTIONS,
     Grid,
     Kind,
@@ -35,7 +36,6 @@ from allstep.study.landscape.points import (
 )
 
 VERSION = 1
-_MAX_POINTS = 1_000_000
 _MAX_TEXT = 1000
 
 Number = float | None
@@ -216,7 +216,7 @@ def read_around(run: Path) -> Around | None:
         return None
     grid, losses = _grid_of(content["loss"])
     _, accuracies = _grid_of(content["accuracy"], grid)
-    center = content["center"]
+    center = _Content(_mapping(content["center"]))
     return Around(
         _mapping(content["settings"]),
         _text(content["run"]),
@@ -236,8 +236,8 @@ def read_line(run: Path) -> Line | None:
         return None
     grid, losses = _grid_of(content["loss"])
     _, accuracies = _grid_of(content["accuracy"], grid)
-    first, second = content["runs"]
-    mine, theirs = content["flatness"]
+    first, second = _pair(content["runs"])
+    mine, theirs = _pair(content["flatness"])
     if len(grid) != 1:
         raise ValueError("expected a list of losses")
     return Line(
@@ -273,7 +273,7 @@ def _grid_of(content: Any, expected: Grid | None = None) -> tuple[Grid, tuple[Nu
     is_table = isinstance(rows[0], list)
     columns = len(rows[0]) if is_table else 1
     grid: Grid = (len(rows), columns) if is_table else (len(rows),)
-    if min(grid) < 2 or len(rows) * columns > _MAX_POINTS or grid != (expected or grid):
+    if min(grid) < 2 or len(rows) * columns > MAX_POINTS or grid != (expected or grid):
         raise ValueError("expected losses and accuracies of the same points")
     if is_table and not all(isinstance(row, list) and len(row) == columns for row in rows):
         raise ValueError("expected rows of the same length")
@@ -292,6 +292,12 @@ def _number(value: Any) -> Number:
     if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
         raise ValueError(f"expected a number, found {type(value).__name__}")
     return None if value is None else float(value)
+
+
+def _pair(value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError("expected a list of two, one for each run")
+    return value
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

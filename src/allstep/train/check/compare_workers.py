@@ -104,6 +104,8 @@ class Answer(_Plain):
     """Loss of the evaluation."""
     metrics: dict[str, float]
     """Metrics of the evaluation."""
+    percent: tuple[str, ...] = ()
+    """Metrics that are shown as percent."""
     count: int
     """Number of samples that were evaluated."""
     alike: str = ""
@@ -242,7 +244,8 @@ def _evaluation_rows(reference: Answer, others: Sequence[Answer]) -> Iterator[li
     yield ["validation: loss", str(reference.count), f"{reference.loss:.9f}", *losses]
     for name, value in reference.metrics.items():
         apart = [_number(relative(each.metrics[name], value)) for each in others]
-        yield [name, "", f"{value:.9f}", *apart]
+        shown = f"{value:.2%}" if name in reference.percent else f"{value:.9g}"
+        yield [name, "", shown, *apart]
     yield ["counted", "", str(reference.count), *(str(each.count) for each in others)]
 
 

@@ -87,6 +87,7 @@ def run(config: ResolvedConfig, world: World, folder: Path) -> Answer:
         weights=weights,
         loss=score.loss,
         metrics=dict(score.metrics),
+        percent=job.trainer.task.figures().percent,
         count=score.count,
         alike=alike,
         notes=tuple(notes),

@@ -64,7 +64,7 @@ def evaluate(
                 _count(task, used, batch, to_input(batch.data), tally, examples)
         return tally, False
 
-    with evaluating(model):
+    with evaluating(used):
         mine, is_cut = agree.everyone(world, count_share)
     layouts = agree.gather(world, mine.layout)
     mine = mine.with_layout(layouts)

@@ -46,7 +46,7 @@ from allstep.norm import GhostBatchNorm, SyncBatchNorm
 from allstep.optim import add_noise, seed_step, squared_norm
 from allstep.parallel.injected import flip_bit
 from allstep.parallel.replicated import ReplicatedOptimizer
-from allstep.train.precision.precision import Precision
+from allstep.train.precision.precision import Precision, exact
 from allstep.train.score.evaluate import ToInput
 from allstep.train.step.split_batch import split
 from allstep.train.task.tally import Tally
@@ -162,7 +162,7 @@ def reduce_step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) 
     optimizer.zero_grad()
     optimizer.clip_norm = trainer.clip and trainer.clip * trainer.precision.scale
     trainer.scale, trainer.first_micro_batch = trainer.precision.scale, None
-    tally = accumulate_gradients(trainer, batch, num_samples)
+    tally = accumulate_gradients(trainer, batch, num_samples, clock)
     if faults.active is not None:
         faults.active.reduce_begins()
     clock.lap("compute")
@@ -189,7 +189,9 @@ def update_weights(trainer: Trainer, position: int, clock: Clock) -> None:
     clock.lap("update")
 
 
-def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Tally:
+def accumulate_gradients(
+    trainer: Trainer, batch: Batch, num_samples: int, clock: Clock | None = None
+) -> Tally:
     """Add the gradients of the share's loss, one micro-batch after the other. Return the tally.
 
     A share without samples adds no gradients. If layers communicate (synchronized norms), all ranks
@@ -205,7 +207,7 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
     if has_weights(trainer.task):
         micro_batches = list(micro_batches)
         mine = sum(sum_of_weights(trainer.task, each) for each in micro_batches)
-        total = _sum_over_ranks(trainer, mine)
+        total = _sum_over_ranks(trainer, mine, clock or Clock())
     factor = trainer.precision.scale * trainer.size / total if total else 0.0
     random_weights = (
         trainer.weigh(batch, num_samples) if trainer.weigh is not None else batch.data.new_ones(0)
@@ -225,11 +227,14 @@ def _as_input(trainer: Trainer, batch: Batch) -> Batch:
     return replace(batch, data=data, target=batch.target.to(data.device))
 
 
-def _sum_over_ranks(trainer: Trainer, mine: float) -> float:
+def _sum_over_ranks(trainer: Trainer, mine: float, clock: Clock) -> float:
+    """Return the sum of a number over the ranks; the time until all have it counts as waiting."""
     if trainer.size == 1:
         return mine
+    clock.lap("compute")
     total = torch.tensor(mine, dtype=torch.float64)
     dist.all_reduce(total)
+    clock.lap("wait")
     return float(total)
 
 
@@ -238,7 +243,7 @@ def _backward(trainer: Trainer, batch: Batch, weights: Tensor, factor: float, ta
     task = trainer.task
     with trainer.precision.autocast():
         found = as_losses(task.losses(trainer.model, batch))
-    losses = found.values
+    losses = exact(found.values)
     check_losses(task, losses, batch.weight)
     if faults.active is not None and faults.active.has("nan"):
         losses = losses * math.nan

@@ -22,6 +22,36 @@ from allstep.errors import ConfigError
 from allstep.train.task.task import Sums, Task
 from allstep.train.watch.events import Score
 
+RESERVED = frozenset(
+    [
+        "loss",
+        "count",
+        "kind",
+        "time",
+        "part",
+        "epoch",
+        "samples",
+        "best",
+        "seconds",
+        "lr",
+        "batch",
+        "memory",
+        "images_per_second",
+        "input",
+        "compute",
+        "wait",
+        "update",
+        "grad_norm",
+        "noise_scale",
+        "trust",
+        "counts",
+        "sent",
+        "received",
+        "version",
+    ]
+)
+"""Names of other figures in the lines of a run record."""
+
 
 class Layout(NamedTuple):
     """Names and shapes of a task's sums, in the order of the vector."""
@@ -133,6 +163,11 @@ class Tally:
         known = {"loss": self.loss, "weight": self.weight, "count": self.count}
         sums = {name: torch.tensor(each, dtype=torch.float64) for name, each in known.items()}
         found = self.task.metrics({**self.layout.split(self.values), **sums})
+        if taken := [name for name in found if name in RESERVED]:
+            raise ConfigError(
+                f"task {type(self.task).__name__}: a metric is called {taken[0]!r}, as another"
+                " figure of the run record is; give it another name"
+            )
         return {name: float(value) for name, value in found.items()}
 
 

@@ -108,7 +108,7 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__} has no method model(facts)")
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor | Losses:
-        """Return the loss of each sample, (n,), summed over its tokens or pixels."""
+        """Return the loss of each sample, (n,), summed over its tokens or pixels; 0 or more."""
         raise NotImplementedError(f"{type(self).__name__} has no method losses(model, batch)")
 
     def weights(self, batch: Batch) -> Tensor | None:
@@ -190,5 +190,8 @@ def has_weights(task: Task) -> bool:
 
 def sum_of_weights(task: Task, batch: Batch) -> float:
     """Return the sum of the weights of a batch; their number if all are 1."""
+    if not batch.weight:
+        # A share without samples may have targets of no shape that the task knows.
+        return 0.0
     weights = task.weights(batch)
     return float(batch.weight) if weights is None else float(weights.sum(dtype=torch.float64))

@@ -11,6 +11,7 @@ Result        at the end: the test score
 The values are reduced over all ranks, so every rank computes them. Only rank 0 has callbacks.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +42,10 @@ class Score:
         return self.metrics[name]
 
     def of(self, name: str) -> float:
-        """Return the metric `name`, or the loss."""
-        return self.loss if name == "loss" else self.metrics[name]
+        """Return the metric `name`, or the loss; NaN for a metric of no samples."""
+        if name == "loss":
+            return self.loss
+        return self.metrics[name] if self.count else math.nan
 
     def to_plain(self) -> dict[str, float]:
         """Return loss, count and metrics in one mapping, as in the run record."""
@@ -90,8 +93,14 @@ class Figures:
         return {name: score.metrics[name] for name in dict.fromkeys([*first, *names])}
 
     def is_better(self, score: Score, best: Score | None) -> bool:
-        """Return whether `score` is better than `best`, the best so far; True for the first."""
-        return best is None or self._signed(score) > self._signed(best)
+        """Return whether `score` is better than `best`, the best so far; True for the first.
+
+        Any figure is better than NaN.
+        """
+        if best is None:
+            return True
+        new, old = self._signed(score), self._signed(best)
+        return new > old or (math.isnan(old) and not math.isnan(new))
 
     def reaches(self, score: Score, goal: float) -> bool:
         """Return whether `score` is at least as good as `goal`."""
