@@ -80,9 +80,9 @@ def fork_rank(request: dict[str, Any], rank: int) -> int:
 
 def main() -> None:
     die_with_parent()
-    # What the first use of the compiler in a rank would import: as much again as torch.
-    import torch._dynamo  # noqa: F401
-
+    torch.optim.SGD(
+        [torch.nn.Parameter(torch.zeros(1))], 0.1
+    )  # the first optimizer imports half of torch
     # A collection in a rank omits them, too: their pages stay shared.
     gc.freeze()
     gc.enable()

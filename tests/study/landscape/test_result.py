@@ -154,7 +154,7 @@ def test_any_number_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_huge_grids_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allstep.study.landscape.result._MAX_POINTS", 100)
+    monkeypatch.setattr("allstep.study.landscape.result.MAX_POINTS", 100)
     (tmp_path / "landscape").mkdir()
     plain = around((3,)).plain() | {"loss": [0.1] * 101}
     (tmp_path / "landscape" / "around.json").write_text(json.dumps(plain))

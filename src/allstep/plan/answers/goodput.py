@@ -97,9 +97,10 @@ def best_way(
 def _batches(workers: int, most_each: int | None, num_train: int) -> list[int]:
     """Return the powers of two that have a sample for each worker, and fit.
 
-    A batch beyond the training split, of num_train samples, has no update in an epoch.
+    A batch beyond the training split, of num_train samples, has no update in an epoch: the power
+    of two above it is the last.
     """
-    most = max(workers, num_train or _LARGEST_BATCH)
+    most = max(workers, 2 * num_train or _LARGEST_BATCH)
     most = most if most_each is None else min(most, workers * most_each)
     powers = [2**i for i in range(27) if workers <= 2**i <= most]
     return powers or [min(most, max(workers, 1))]
