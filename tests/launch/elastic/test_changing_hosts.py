@@ -60,17 +60,17 @@ def test_a_failing_worker_blacklists_its_host_until_it_has_cooled_down(tmp_path:
     plan = {"fail": {"1": [[0], "raise"], "3": [[1], "kill"]}, "size": {"2": 3}}
     done = horovodrun(*options, *script.command(epochs=4, **plan), script=script)
     assert done.code == 0, done.err
-    assert script.log[:3] == [
-        (0, "localhost", 0, 3, 1),
-        (1, "127.0.0.1", 2, 1, 2),
-        (2, "127.0.0.1", 2, 3, 3),
-    ]
+    assert script.log[:2] == [(0, "localhost", 0, 3, 1), (1, "127.0.0.1", 2, 1, 2)]
+    # The two workers of the host that has returned join together, or one after the other.
+    assert script.log[2] in [(2, "127.0.0.1", 2, 3, 3), (2, "127.0.0.1", 2, 3, 4)]
     assert script.log[3][:3] == (3, "127.0.0.1", 2), "whose state is as old as the run"
     generations = [line for line in done.err.splitlines() if "; generation " in line]
     # On a busy machine its exit may take longer than the grace time: then it is killed.
     assert generations[0].startswith("allstep run: lost rank 0 on localhost: ")
     assert "RuntimeError: start rank 0 fails in epoch 1" in done.err
-    assert ": killed by signal 9 (SIGKILL); generation 3 has 1 workers" in generations[2]
+    number = script.log[2][4]
+    killed = f": killed by signal 9 (SIGKILL); generation {number} has 1 workers"
+    assert killed in generations[number - 1]
 
 
 def test_all_workers_fail_and_all_hosts_are_blacklisted(tmp_path: Path) -> None:

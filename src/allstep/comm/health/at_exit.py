@@ -13,9 +13,11 @@ So at exit the groups and the store are kept from being destroyed (the kernel cl
 anyway, and at once), and the Gloo threads get some time to become idle. A Gloo group that has
 failed may have an operation stuck in it (see `helper_thread`), for which its destructor would wait:
 after our group is destroyed, a thread destroys it (`destroy_later`). That usually takes a
-millisecond.
+millisecond. At exit such threads get a second to end: one that returns from a destructor while the
+interpreter is being finalized is ended there, and the process aborts, too.
 """
 
+import atexit
 import ctypes
 import sys
 import threading
@@ -28,6 +30,11 @@ _GLOO_THREAD = "pt_gloo_runloop"
 _REST_SECONDS = 0.5
 # Seconds after which our group, while being destroyed, has dropped its reference to a Gloo group.
 _OTHERS_SECONDS = 0.05
+# Seconds that threads which destroy groups get at exit.
+_DESTROY_SECONDS = 1.0
+
+_destroying: list[threading.Thread] = []
+_ending = threading.Event()
 
 
 def keep(things: Iterable[object]) -> None:
@@ -47,8 +54,26 @@ def destroy_later(gloos: Iterable[object], group: object) -> None:
 
 
 def _destroy_in_thread(kept: list[object]) -> None:
-    if not sys.is_finalizing():
-        threading.Thread(target=_destroy, args=(kept,), name="allstep-destroy", daemon=True).start()
+    if sys.is_finalizing() or _ending.is_set():
+        return
+    _destroying[:] = [each for each in _destroying if each.is_alive()]
+    thread = threading.Thread(target=_destroy, args=(kept,), name="allstep-destroy", daemon=True)
+    _destroying.append(thread)
+    thread.start()
+
+
+def _await_destruction() -> None:
+    """Wait until no thread destroys a group, at most a second: called at exit, among the last."""
+    _ending.set()
+    end = time.monotonic() + _DESTROY_SECONDS
+    for thread in list(_destroying):
+        # A forked child has the list, and not the threads.
+        if thread.is_alive():
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+# Handlers run in reverse order: this module is imported before groups exist.
+atexit.register(_await_destruction)
 
 
 def _destroy(kept: list[object]) -> None:

@@ -39,8 +39,8 @@ from allstep.train.step.step import reduce_step, update_weights
 from allstep.train.task.tally import Tally
 from allstep.train.watch.events import PartyFigures, Synchronized
 
-# Seconds in which the parties of a host notice that one is lost.
-_NOTICED_WITHIN = 0.5
+# Seconds in which the parties of a host notice that one is lost, on a busy machine.
+_NOTICED_WITHIN = 3.0
 
 
 class Pushes:
