@@ -84,11 +84,14 @@ class Job:
 
     def why_over(self) -> str:
         """Return the reason why there is no further step; "" if there is one."""
-        section, best = self.config.evaluation, self.progress.best
-        figures = self.trainer.task.figures()
-        name = figures.objective
         if self.progress.samples >= self.total:
             return "all epochs are done"
+        section, best = self.config.evaluation, self.progress.best
+        # Asked at every step, of which most have no such rule.
+        if section.patience is None and section.stop_at is None:
+            return ""
+        figures = self.trainer.task.figures()
+        name = figures.objective
         if section.patience is not None and self.progress.worse >= section.patience:
             return (
                 f"no better validation {name} in {self.progress.worse} evaluations"
